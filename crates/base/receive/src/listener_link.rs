@@ -88,7 +88,7 @@ pub(crate) struct ListenerLink {
     /// The receiver process does not take or answer messages.
     late: Arc<AtomicBool>,
     /// Whether the end of this link shuts the sockets down; `None` if it always does.
-    is_owner: Option<&'static AtomicBool>,
+    is_owner: Option<Arc<AtomicBool>>,
 }
 
 impl Drop for ListenerLink {
@@ -97,6 +97,7 @@ impl Drop for ListenerLink {
         // process as the end of the connections.
         if self
             .is_owner
+            .as_ref()
             .is_none_or(|is_owner| is_owner.load(Ordering::Acquire))
         {
             let _ = self.send(message::kind::SHUT, 0, 0, None);
@@ -107,7 +108,7 @@ impl Drop for ListenerLink {
 impl ListenerLink {
     pub(crate) fn new(
         wanted: AcceptedDescriptors,
-        is_owner: Option<&'static AtomicBool>,
+        is_owner: Option<Arc<AtomicBool>>,
     ) -> ListenerLink {
         ListenerLink {
             channel: None,

@@ -43,7 +43,7 @@ struct ReceiverState {
     /// Socket passed to [`Receiver::keep`].
     kept: Mutex<Option<Arc<OwnedFd>>>,
     /// Flag passed to [`Receiver::keep`].
-    is_owner: OnceLock<&'static AtomicBool>,
+    is_owner: OnceLock<Arc<AtomicBool>>,
     restarting: AtomicBool,
 }
 
@@ -146,7 +146,7 @@ impl Receiver {
     ///
     /// The end of an [`Intake`](crate::Intake) shuts its sockets down only once `is_owner` is set:
     /// a process that fails before it serves leaves them to the next server.
-    pub fn keep(&self, kept: OwnedFd, is_owner: &'static AtomicBool) {
+    pub fn keep(&self, kept: OwnedFd, is_owner: Arc<AtomicBool>) {
         let _ = self.0.is_owner.set(is_owner);
         let kept = Arc::new(kept);
         *self.0.kept.lock().unpoisoned() = Some(kept.clone());
@@ -155,8 +155,8 @@ impl Receiver {
     }
 
     /// Returns the flag that was passed to [`Receiver::keep`].
-    pub(crate) fn is_owner(&self) -> Option<&'static AtomicBool> {
-        self.0.is_owner.get().copied()
+    pub(crate) fn is_owner(&self) -> Option<Arc<AtomicBool>> {
+        self.0.is_owner.get().cloned()
     }
 
     /// Tells the receiver process that this process ends on purpose, which disconnects the clients.

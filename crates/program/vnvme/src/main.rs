@@ -16,8 +16,8 @@ mod top;
 
 use clap::{CommandFactory, Parser};
 use config::usage_error::UsageError;
-use daemon::confine::{inherited, receiver};
-use daemon::keep;
+use daemon::confine::receiver;
+use daemon::keep::{self, KeeperSession};
 use daemon::log::stderr;
 use daemon::serve::shutdown;
 use std::process::ExitCode;
@@ -33,10 +33,10 @@ fn main() -> ExitCode {
     if let Some(wanted) = keep::wanted(std::env::args_os().skip(1)) {
         return keep::run(&wanted);
     }
-    match keep::arrive() {
-        Ok(given) => inherited::take(given),
+    let keeper = match KeeperSession::arrive() {
+        Ok(keeper) => keeper,
         Err(error) => return failed(&error),
-    }
+    };
     if let Some(role) = receiver::Role::wanted(std::env::args_os().skip(1)) {
         return match role.run() {
             Ok(()) => ExitCode::SUCCESS,
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
         }
     };
     cli::init_logging(cli.log(), cli.log_format());
-    match cli.run() {
+    match cli.run(keeper) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -109,7 +110,7 @@ pub struct Listener {
     /// Device and inode number of the socket's file. A different file at the path is not removed.
     file: Option<(u64, u64)>,
     /// Whether this process owns the file; `None` if it always does. See [`Listener::owned_if`].
-    is_owner: Option<&'static AtomicBool>,
+    is_owner: Option<Arc<AtomicBool>>,
 }
 
 impl Listener {
@@ -210,7 +211,7 @@ impl Listener {
     /// process that fails before it serves leaves the socket to the next process, whose clients
     /// wait in it.
     #[must_use]
-    pub fn owned_if(mut self, is_owner: &'static AtomicBool) -> Self {
+    pub fn owned_if(mut self, is_owner: Arc<AtomicBool>) -> Self {
         self.is_owner = Some(is_owner);
         self
     }
@@ -258,7 +259,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let is_owner = self.is_owner;
+        let is_owner = self.is_owner.as_ref();
         if let Some(file) = self.file
             && is_owner.is_none_or(|is_owner| is_owner.load(Ordering::Acquire))
             && file_identity(&self.path) == Ok(file)

@@ -10,8 +10,8 @@ pub(crate) use served_process::ServedProcess;
 pub(crate) use socket_path::ControlPlace;
 pub use socket_path::{VARIABLE, client_paths};
 
-use crate::confine::inherited;
-use crate::keep::ProcessSocket;
+use crate::confine::Unconfined;
+use crate::keep::{KeeperSession, ProcessSocket};
 use anyhow::{Context, Result, ensure};
 use config::access::{Principal, SocketAccess};
 use control::Daemon;
@@ -54,10 +54,12 @@ impl ControlSocket {
     /// # Errors
     /// A socket cannot be made, and it was configured.
     pub fn listen(
+        _outside: &Unconfined,
         place: &ControlPlace,
         group: Option<&Principal>,
         rate: ConnectRate,
         receiver: &Receiver,
+        keeper: &KeeperSession,
     ) -> Result<Option<Self>> {
         let Some(path) = &place.path else {
             ensure!(
@@ -72,8 +74,8 @@ impl ControlSocket {
             }
             return Ok(None);
         };
-        let inherited = inherited::listener(path, &SocketAccess::default())?;
-        let bound = inherited.or_else(|| ProcessSocket::Control.left(path));
+        let inherited = keeper.inherited.listener(path, &SocketAccess::default())?;
+        let bound = inherited.or_else(|| ProcessSocket::Control.left(keeper, path));
         let bind = || {
             // At the usual place another daemon may listen for as long as it lives.
             if !place.is_default {
@@ -89,10 +91,10 @@ impl ControlSocket {
             }
             Err(error) => return Err(error.into()),
         };
-        ProcessSocket::Control.keep_listener(&listener);
+        ProcessSocket::Control.keep_listener(keeper, &listener);
         let mut endpoints = vec![endpoint(listener, Access::Full, rate, receiver)?];
         if let Some(group) = group {
-            let listener = questions::listen(path, group)?;
+            let listener = questions::listen(path, group, keeper)?;
             endpoints.push(endpoint(listener, Access::ReadOnly, rate, receiver)?);
         }
         let server = Server::new(endpoints).context("control socket")?;

@@ -1,7 +1,6 @@
 //! The socket for questions: a group's members may connect to it.
 
-use crate::confine::inherited;
-use crate::keep::ProcessSocket;
+use crate::keep::{KeeperSession, ProcessSocket};
 use anyhow::{Context, Result};
 use config::access::{Principal, SocketAccess};
 use std::path::{Path, PathBuf};
@@ -24,23 +23,21 @@ pub fn path_beside(control: &Path) -> PathBuf {
 /// # Errors
 /// There is no such group, the socket cannot be made, or this process may not give it to that
 /// group.
-pub fn listen(control: &Path, group: &Principal) -> Result<Listener> {
+pub fn listen(control: &Path, group: &Principal, keeper: &KeeperSession) -> Result<Listener> {
     let access = SocketAccess {
         group: Some(group.clone()),
         ..SocketAccess::default()
     };
     let path = path_beside(control);
-    if let Some(listener) = inherited::listener(&path, &SocketAccess::default())? {
-        return Ok(listener);
-    }
-    if let Some(listener) = ProcessSocket::Questions.left(&path) {
+    let inherited = keeper.inherited.listener(&path, &SocketAccess::default())?;
+    if let Some(listener) = inherited.or_else(|| ProcessSocket::Questions.left(keeper, &path)) {
         return Ok(listener);
     }
     // The error of the group names the option.
     group.group().context("control-group")?;
     let access = access.resolve()?;
     let listener = Listener::bind_for(path, &access)?;
-    ProcessSocket::Questions.keep_listener(&listener);
+    ProcessSocket::Questions.keep_listener(keeper, &listener);
     Ok(listener)
 }
 

@@ -1,6 +1,5 @@
 //! Answers of a process on its control socket.
 
-use crate::keep;
 use crate::manage::Manager;
 use crate::open::devices::Action;
 use control::api::{
@@ -76,12 +75,12 @@ impl Daemon for ServedProcess {
 
     fn upgrade(&self) -> Result<Infallible, Error> {
         self.started()?;
-        let Some(kept) = keep::kept() else {
+        let Some(link) = self.0.keeper().link() else {
             return Err(Error::unsupported(
                 "no keeper holds the disks of this process: start it with --keeper",
             ));
         };
-        kept.link().upgrade().map_err(|error| match error {
+        link.upgrade().map_err(|error| match error {
             UpgradeError::Systemd => Error::unsupported(error.to_string()),
             UpgradeError::Refused(_) => Error::conflict(error.to_string()),
             UpgradeError::Late(_) | UpgradeError::Unreachable(_) => {

@@ -5,7 +5,7 @@ mod files;
 
 pub use files::{Findings, check_files};
 
-use crate::confine::path_check::is_unanswered;
+use crate::confine::path_check::PathAnswers;
 use crate::parts;
 use anyhow::Result;
 use config::spec::Specs;
@@ -15,7 +15,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// A sentence for the user.
-pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
+pub fn check(specs: &Specs, control: Option<&Path>, answers: &PathAnswers) -> Result<()> {
     parts::check(specs)?;
-    config::check::check(specs, control, &is_unanswered)
+    config::check::check(specs, control, &|path| answers.is_unanswered(path))
 }

@@ -11,48 +11,23 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vfio_user::Listener;
 
-static ALL: OnceLock<Inherited> = OnceLock::new();
-
 /// Descriptors that a service manager has passed to this process.
-#[derive(Default)]
-struct Inherited {
+#[derive(Debug, Default)]
+pub struct Inherited {
     sockets: Vec<Socket>,
     /// Numbers of inherited descriptors that are not listening Unix sockets.
     strange: Vec<i32>,
 }
 
 /// Inherited Unix stream socket that listens at a path.
+#[derive(Debug)]
 struct Socket {
     path: PathBuf,
     descriptor: OwnedFd,
     is_used: AtomicBool,
-}
-
-/// Stores the inherited descriptors with their names. Must be called before anything is opened.
-pub fn take(given: Vec<(String, OwnedFd)>) {
-    let mut all = Inherited::default();
-    for (_, descriptor) in given {
-        match listens_at(&descriptor) {
-            Some(path) => all.sockets.push(Socket {
-                path,
-                descriptor,
-                is_used: AtomicBool::new(false),
-            }),
-            None => all.strange.push(descriptor.as_raw_fd()),
-        }
-    }
-    let _ = ALL.set(all);
-}
-
-/// Passes the inherited sockets on to the program that this process executes next.
-pub fn pass_on() {
-    for socket in ALL.get().iter().flat_map(|all| &all.sockets) {
-        let _ = fcntl_setfd(&socket.descriptor, FdFlags::empty());
-    }
 }
 
 /// Returns the path at which a Unix stream socket listens.
@@ -65,61 +40,82 @@ fn listens_at(socket: &OwnedFd) -> Option<PathBuf> {
     Some(OsStr::from_bytes(address.path_bytes()?).into())
 }
 
-/// Returns the inherited socket that listens at the path, compared by file, not by name.
-fn find(path: &Path) -> Option<&'static Socket> {
-    let file = |path: &Path| {
-        let file = path.symlink_metadata().ok()?;
-        Some((file.dev(), file.ino()))
-    };
-    let mut sockets = ALL.get()?.sockets.iter();
-    sockets.find(|socket| {
-        socket.path == path || (file(path).is_some() && file(path) == file(&socket.path))
-    })
-}
-
-/// Returns whether an inherited socket listens at this path.
-pub fn is_there(path: &Path) -> bool {
-    find(path).is_some()
-}
-
-/// Returns the inherited listener at this path, if there is one. Its opener has set the access to
-/// it.
-///
-/// # Errors
-/// The socket cannot be used.
-pub fn listener(path: &Path, access: &SocketAccess) -> Result<Option<Listener>> {
-    let Some(socket) = find(path) else {
-        return Ok(None);
-    };
-    if *access != SocketAccess::default() {
-        tracing::warn!(
-            socket = %path.display(),
-            "the service manager has opened this socket; socket-owner, socket-group and \
-             socket-mode have no effect on it"
-        );
+impl Inherited {
+    /// Sorts the inherited descriptors. Must be called before anything is opened.
+    pub fn new(given: Vec<(String, OwnedFd)>) -> Self {
+        let mut all = Self::default();
+        for (_, descriptor) in given {
+            match listens_at(&descriptor) {
+                Some(path) => all.sockets.push(Socket {
+                    path,
+                    descriptor,
+                    is_used: AtomicBool::new(false),
+                }),
+                None => all.strange.push(descriptor.as_raw_fd()),
+            }
+        }
+        all
     }
-    socket.is_used.store(true, Ordering::Relaxed);
-    let descriptor = socket.descriptor.try_clone();
-    let descriptor = descriptor.context("a socket of the service manager's")?;
-    Ok(Some(Listener::inherited(descriptor, path)?))
-}
 
-/// Logs a warning about inherited descriptors that the configuration does not use.
-pub fn warn_of_others() {
-    let Some(all) = ALL.get() else {
-        return;
-    };
-    for descriptor in &all.strange {
-        tracing::warn!(
-            descriptor,
-            "closing a descriptor of the service manager: not a listening Unix stream socket"
-        );
+    /// Passes the inherited sockets on to the program that this process executes next.
+    pub fn pass_on(&self) {
+        for socket in &self.sockets {
+            let _ = fcntl_setfd(&socket.descriptor, FdFlags::empty());
+        }
     }
-    let unused = |socket: &&Socket| !socket.is_used.load(Ordering::Relaxed);
-    for socket in all.sockets.iter().filter(unused) {
-        tracing::warn!(
-            socket = %socket.path.display(),
-            "the service manager has opened this socket, but no configured disk has its path"
-        );
+
+    /// Returns the inherited socket that listens at the path, compared by file, not by name.
+    fn find(&self, path: &Path) -> Option<&Socket> {
+        let file = |path: &Path| {
+            let file = path.symlink_metadata().ok()?;
+            Some((file.dev(), file.ino()))
+        };
+        self.sockets.iter().find(|socket| {
+            socket.path == path || (file(path).is_some() && file(path) == file(&socket.path))
+        })
+    }
+
+    /// Returns whether an inherited socket listens at this path.
+    pub fn is_there(&self, path: &Path) -> bool {
+        self.find(path).is_some()
+    }
+
+    /// Returns the inherited listener at this path, if there is one. Its opener has set the access
+    /// to it.
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub fn listener(&self, path: &Path, access: &SocketAccess) -> Result<Option<Listener>> {
+        let Some(socket) = self.find(path) else {
+            return Ok(None);
+        };
+        if *access != SocketAccess::default() {
+            tracing::warn!(
+                socket = %path.display(),
+                "the service manager has opened this socket; socket-owner, socket-group and \
+                 socket-mode have no effect on it"
+            );
+        }
+        socket.is_used.store(true, Ordering::Relaxed);
+        let descriptor = socket.descriptor.try_clone();
+        let descriptor = descriptor.context("a socket of the service manager's")?;
+        Ok(Some(Listener::inherited(descriptor, path)?))
+    }
+
+    /// Logs a warning about inherited descriptors that the configuration does not use.
+    pub fn warn_of_others(&self) {
+        for descriptor in &self.strange {
+            tracing::warn!(
+                descriptor,
+                "closing a descriptor of the service manager: not a listening Unix stream socket"
+            );
+        }
+        let unused = |socket: &&Socket| !socket.is_used.load(Ordering::Relaxed);
+        for socket in self.sockets.iter().filter(unused) {
+            tracing::warn!(
+                socket = %socket.path.display(),
+                "the service manager has opened this socket, but no configured disk has its path"
+            );
+        }
     }
 }

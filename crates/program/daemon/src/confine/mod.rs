@@ -9,9 +9,9 @@ pub(crate) mod socket_maker;
 pub(crate) mod sockets;
 pub(crate) mod tcp;
 
-use crate::confine::path_check::{canonicalize, is_unanswered};
+use crate::confine::path_check::PathAnswers;
 use crate::front::kind::front_end;
-use crate::keep;
+use crate::keep::KeeperSession;
 use crate::manage::{allows_ublk, places, servers};
 use crate::open;
 use crate::serve::options::ServeOptions;
@@ -20,7 +20,7 @@ use config::choices::SandboxMode;
 use config::disk::DiskSpec;
 use config::spec::Specs;
 use remote::Address;
-use sandbox::{Connect, Needs, Sandbox, SandboxReport};
+use sandbox::{Connect, Needs, Sandbox};
 use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, mpsc};
 use std::thread::JoinHandle;
@@ -31,7 +31,49 @@ const THREADS: &str = "/proc/self/task";
 /// Directory in sysfs that the sandbox permits for reading properties of devices.
 const DEVICES: &str = "/sys/devices";
 
-/// Sandbox of the process, if it has one, and the state of entering it.
+/// Proof that this process is outside of its sandbox. Only then can it open whatever its
+/// configuration names, and start processes with its rights. [`serve`](crate::serve::serve) makes
+/// the only one, which [`Confinement::enter`] takes:
+///
+/// ```
+/// # use config::spec::Specs;
+/// # use daemon::confine::{Confinement, Unconfined};
+/// # use daemon::{keep::KeeperSession, serve::options::ServeOptions};
+/// # type Open = fn(&Unconfined);
+/// fn start(at: Unconfined, open: Open, of: (&Specs, &ServeOptions, &KeeperSession)) {
+///     open(&at);
+///     let _inside = Confinement::enter(at, of.0, of.1, &[], of.2);
+/// }
+/// ```
+///
+/// Nothing is opened so afterwards:
+///
+/// ```compile_fail,E0382
+/// # use config::spec::Specs;
+/// # use daemon::confine::{Confinement, Unconfined};
+/// # use daemon::{keep::KeeperSession, serve::options::ServeOptions};
+/// # type Open = fn(&Unconfined);
+/// fn start(at: Unconfined, open: Open, of: (&Specs, &ServeOptions, &KeeperSession)) {
+///     let _inside = Confinement::enter(at, of.0, of.1, &[], of.2);
+///     open(&at);
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Unconfined(());
+
+impl Unconfined {
+    /// Makes the proof, at the start of a process.
+    pub(crate) fn at_start() -> Self {
+        Self(())
+    }
+}
+
+/// Proof that the sandbox is complete: clients may be served. Made by [`Confinement::seal`].
+#[derive(Debug)]
+pub struct Sealed(());
+
+/// Sandbox that the process is in, if it has one. The sandbox is open for the threads that are
+/// started until it is sealed.
 pub struct Confinement {
     sandbox: Option<Sandbox>,
     /// Whether the process serves block devices (ublk), or may do so later.
@@ -41,16 +83,32 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Makes the sandbox with the rights to serve the disks of `specs`, and to open the unavailable
-    /// disks.
-    pub fn new(specs: &Specs, options: &ServeOptions, unavailable: &[DiskSpec]) -> Self {
+    /// Enters the sandbox with the rights to serve the disks of `specs`, and to open the
+    /// unavailable disks. The serving threads, which are started later, inherit it.
+    ///
+    /// # Errors
+    /// The kernel refuses a part of the sandbox.
+    pub fn enter(
+        _outside: Unconfined,
+        specs: &Specs,
+        options: &ServeOptions,
+        unavailable: &[DiskSpec],
+        keeper: &KeeperSession,
+    ) -> Result<Self> {
+        let mut needs = needs(specs, options, keeper);
+        let ublk = needs.ublk;
         let sandbox = match options.sandbox {
             SandboxMode::On => {
-                let mut needs = needs(specs, options);
                 for disk in unavailable {
-                    to_open(disk, &mut needs);
+                    to_open(disk, &options.answers, &mut needs);
                 }
-                Some(Sandbox::new(needs))
+                let sandbox = Sandbox::new(needs);
+                let report = sandbox.enter()?;
+                tracing::info!("sandbox: {report}");
+                if let Some(missing) = report.missing() {
+                    tracing::warn!("the sandbox leaves open: {missing}");
+                }
+                Some(sandbox)
             }
             SandboxMode::Off => {
                 tracing::warn!(
@@ -60,11 +118,11 @@ impl Confinement {
                 None
             }
         };
-        Self {
+        Ok(Self {
             sandbox,
-            ublk: needs(specs, options).ublk,
+            ublk,
             sealed: OnceLock::new(),
-        }
+        })
     }
 
     /// Returns whether the process serves block devices (ublk), or may do so later.
@@ -72,24 +130,16 @@ impl Confinement {
         self.ublk
     }
 
-    /// Enters the sandbox. Must be called before the serving threads are started, which inherit it.
-    pub fn enter(&self) -> Result<Option<SandboxReport>> {
-        let report = self.sandbox.as_ref().map(Sandbox::enter).transpose()?;
-        if let Some(report) = &report {
-            tracing::info!("sandbox: {report}");
-            if let Some(missing) = report.missing() {
-                tracing::warn!("the sandbox leaves open: {missing}");
-            }
-        }
-        Ok(report)
-    }
-
     /// Seals the sandbox, when the workers have opened everything that they need. Releases the
     /// workers in any case; after a failure they end.
-    pub fn seal(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses a part of the sandbox.
+    pub fn seal(&self) -> Result<Sealed> {
         let sealed = self.sandbox.as_ref().map_or(Ok(()), Sandbox::seal);
         self.release();
-        Ok(sealed?)
+        sealed?;
+        Ok(Sealed(()))
     }
 
     /// Releases the threads that [`Confinement::wait`] holds.
@@ -146,7 +196,7 @@ fn later(options: &ServeOptions) -> Needs {
         return Needs::default();
     };
     let mut open_below = places(options);
-    open_below.retain(|place| !is_unanswered(place));
+    open_below.retain(|place| !options.answers.is_unanswered(place));
     // The state is written anew beside the old one.
     let state = options.state.as_ref().and_then(|state| state.parent());
     open_below.extend(state.map(|folder| {
@@ -174,17 +224,19 @@ fn later(options: &ServeOptions) -> Needs {
 /// a device in /dev they are for that device alone, since the folder contains all devices. For a
 /// file system that does not answer they are for the folder that contains its mount point: rights
 /// cannot be given for a folder without asking its file system.
-fn to_open(disk: &DiskSpec, needs: &mut Needs) {
+fn to_open(disk: &DiskSpec, answers: &PathAnswers, needs: &mut Needs) {
     needs.takes_over = true;
     let files = disk.files();
     // The target of a link is in another folder.
-    let targets = files.iter().filter_map(|path| canonicalize(path).ok());
+    let targets = files
+        .iter()
+        .filter_map(|path| answers.canonicalize(path).ok());
     let paths: Vec<PathBuf> = targets.chain(files.iter().cloned()).collect();
     for path in paths {
         let path = std::path::absolute(&path).unwrap_or(path);
         let in_dev = path.parent() == Some(Path::new("/dev"));
         let place = match path.parent() {
-            Some(_) if is_unanswered(&path) => match above_mount(&path) {
+            Some(_) if answers.is_unanswered(&path) => match above_mount(&path) {
                 Some(place) => place,
                 None => continue,
             },
@@ -249,7 +301,7 @@ fn connections(volumes: &[&str], options: &ServeOptions) -> Vec<Connect> {
     connect
 }
 
-fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
+fn needs(specs: &Specs, options: &ServeOptions, keeper: &KeeperSession) -> Needs {
     let volumes: Vec<&str> = specs.iter().flat_map(|disk| disk.volumes()).collect();
     let vfio = volumes.iter().any(|url| {
         let scheme = url.split_once("://");
@@ -264,7 +316,7 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
     remove_in.dedup();
     let pools = specs.iter().filter_map(|disk| disk.pool());
     let pools = pools
-        .filter(|pool| !is_unanswered(pool))
+        .filter(|pool| !options.answers.is_unanswered(pool))
         .map(Path::to_owned);
     let mut needs = Needs {
         remove_in,
@@ -276,12 +328,12 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
         // Systemd gets an open file of each memory.
-        reopen: keep::is_systemd(),
+        reopen: keeper.is_systemd(),
         ublk: options.daemon.is_some() && allows_ublk(options),
         ..later(options)
     };
     for disk in DiskSpec::all(specs) {
-        front_end(&disk).add_needs(&mut needs);
+        front_end(&disk).add_needs(&mut needs, keeper);
     }
     needs
 }
@@ -301,7 +353,7 @@ mod tests {
     fn of(file: &str) -> Needs {
         let specs: Specs = toml::from_str(file).unwrap();
         let options = ServeOptions::new(specs.process.clone(), 1);
-        needs(&specs, &options)
+        needs(&specs, &options, &KeeperSession::default())
     }
 
     #[test]
@@ -369,9 +421,9 @@ mod tests {
         let process = "[process]\nallow = [\"nbd://10.0.0.2/\", \"/run/x\"]\n";
         let specs: Specs = toml::from_str(&format!("{process}{file}")).unwrap();
         let mut options = ServeOptions::new(specs.process.clone(), 1);
-        assert_eq!(needs(&specs, &options), plain);
+        assert_eq!(needs(&specs, &options, &KeeperSession::default()), plain);
         options.daemon = Some(Daemon::default());
-        let later = needs(&specs, &options);
+        let later = needs(&specs, &options, &KeeperSession::default());
         assert_eq!(later.connect, [Connect::Tcp(10809)]);
         assert_eq!(later.open_below, [PathBuf::from("/run/x")]);
         let disk = Needs {

@@ -54,33 +54,39 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes that are read of each file.
 const READ_LEN: usize = 512;
 
-/// Disks of the start whose files have not answered, with the beginning of the check.
-static HANGING: Mutex<BTreeMap<String, Instant>> = Mutex::new(BTreeMap::new());
-/// Paths that could not be resolved in time. This process does not touch them.
-static UNANSWERED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-/// Disks that were checked at the start.
-static CHECKED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-
-/// Returns since when the files of a disk have not answered, if they have not at the start.
-pub fn hanging_since(disk: &str) -> Option<Instant> {
-    HANGING.lock().unpoisoned().get(disk).copied()
+/// Answers of files to the checks of this process.
+#[derive(Debug, Default)]
+pub struct PathAnswers {
+    /// Disks of the start whose files have not answered, with the beginning of the check.
+    hanging: Mutex<BTreeMap<String, Instant>>,
+    /// Paths that could not be resolved in time. This process does not touch them.
+    unanswered: Mutex<BTreeSet<PathBuf>>,
+    /// Disks that were checked at the start.
+    checked: Mutex<BTreeSet<String>>,
 }
 
-/// Returns whether a path could not be resolved in time.
-pub fn is_unanswered(path: &Path) -> bool {
-    let unanswered = UNANSWERED.lock().unpoisoned();
-    !unanswered.is_empty() && unanswered.contains(&absolute(path))
-}
-
-/// Resolves the links of a path (realpath(3)).
-///
-/// # Errors
-/// The error of the system call; `TimedOut` for a path that could not be resolved in time.
-pub fn canonicalize(path: &Path) -> io::Result<PathBuf> {
-    if is_unanswered(path) {
-        return Err(io::ErrorKind::TimedOut.into());
+impl PathAnswers {
+    /// Returns since when the files of a disk have not answered, if they have not at the start.
+    pub fn hanging_since(&self, disk: &str) -> Option<Instant> {
+        self.hanging.lock().unpoisoned().get(disk).copied()
     }
-    path.canonicalize()
+
+    /// Returns whether a path could not be resolved in time.
+    pub fn is_unanswered(&self, path: &Path) -> bool {
+        let unanswered = self.unanswered.lock().unpoisoned();
+        !unanswered.is_empty() && unanswered.contains(&absolute(path))
+    }
+
+    /// Resolves the links of a path (realpath(3)).
+    ///
+    /// # Errors
+    /// The error of the system call; `TimedOut` for a path that could not be resolved in time.
+    pub fn canonicalize(&self, path: &Path) -> io::Result<PathBuf> {
+        if self.is_unanswered(path) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        path.canonicalize()
+    }
 }
 
 fn absolute(path: &Path) -> PathBuf {
@@ -214,6 +220,7 @@ pub struct PathCheck {
     rest: Vec<u8>,
     items: Vec<CheckedItem>,
     began: Instant,
+    answers: Arc<PathAnswers>,
 }
 
 #[derive(Debug)]
@@ -224,7 +231,11 @@ struct CheckedItem {
 }
 
 impl PathCheck {
-    fn start(mut socket: UnixStream, items: Vec<Item>) -> io::Result<Self> {
+    fn start(
+        mut socket: UnixStream,
+        items: Vec<Item>,
+        answers: &Arc<PathAnswers>,
+    ) -> io::Result<Self> {
         socket.write_all(&serde_json::to_vec(&items)?)?;
         socket.shutdown(Shutdown::Write)?;
         let items = items.into_iter().map(|item| CheckedItem {
@@ -237,6 +248,7 @@ impl PathCheck {
             rest: Vec::new(),
             items: items.collect(),
             began: Instant::now(),
+            answers: answers.clone(),
         })
     }
 
@@ -296,7 +308,7 @@ impl PathCheck {
         match what {
             RESOLVED => {
                 item.is_resolved = true;
-                let mut unanswered = UNANSWERED.lock().unpoisoned();
+                let mut unanswered = self.answers.unanswered.lock().unpoisoned();
                 unanswered.retain(|path| !item.paths.contains(path));
             }
             _ => item.is_open = true,
@@ -314,25 +326,26 @@ fn start_process(mode: SandboxMode) -> io::Result<(Child, OwnedFd)> {
     Ok((command.spawn()?, ours.into()))
 }
 
-/// Carries out a request for a checking process, in the process that starts receivers.
+/// Carries out a request for a checking process, in the process that starts receivers, which has
+/// `processes` of them.
 ///
 /// # Errors
 /// `AGAIN` when there are too many; otherwise the error of the system call that failed.
-pub fn carry_out(mode: SandboxMode) -> Result<OwnedFd, Errno> {
-    static PROCESSES: AtomicUsize = AtomicUsize::new(0);
-    if PROCESSES.fetch_add(1, Ordering::Relaxed) >= MAX_PROCESSES {
-        PROCESSES.fetch_sub(1, Ordering::Relaxed);
+pub fn carry_out(mode: SandboxMode, processes: &Arc<AtomicUsize>) -> Result<OwnedFd, Errno> {
+    if processes.fetch_add(1, Ordering::Relaxed) >= MAX_PROCESSES {
+        processes.fetch_sub(1, Ordering::Relaxed);
         return Err(Errno::AGAIN);
     }
     let failed = |error: io::Error| {
-        PROCESSES.fetch_sub(1, Ordering::Relaxed);
+        processes.fetch_sub(1, Ordering::Relaxed);
         Errno::from_io_error(&error).unwrap_or(Errno::IO)
     };
     let (mut child, socket) = start_process(mode).map_err(failed)?;
     let waiting = std::thread::Builder::new().name("wait".into());
+    let ended = processes.clone();
     let wait = move || {
         let _ = child.wait();
-        PROCESSES.fetch_sub(1, Ordering::Relaxed);
+        ended.fetch_sub(1, Ordering::Relaxed);
     };
     waiting.spawn(wait).map_err(failed)?;
     Ok(socket)
@@ -340,12 +353,15 @@ pub fn carry_out(mode: SandboxMode) -> Result<OwnedFd, Errno> {
 
 /// Starter of checks while the process runs.
 #[derive(Clone, Debug)]
-pub struct PathChecker(Arc<Spawner>);
+pub struct PathChecker {
+    spawner: Arc<Spawner>,
+    answers: Arc<PathAnswers>,
+}
 
 impl PathChecker {
     /// Creates the starter. Checks are made by processes of `spawner`.
-    pub fn new(spawner: Arc<Spawner>) -> Self {
-        Self(spawner)
+    pub fn new(spawner: Arc<Spawner>, answers: Arc<PathAnswers>) -> Self {
+        Self { spawner, answers }
     }
 
     /// Starts the check of a disk's files; `None` for a disk without files, and without the process
@@ -358,7 +374,7 @@ impl PathChecker {
         if item.paths.is_empty() {
             return Ok(None);
         }
-        let socket = match self.0.request(REQUEST, &[]) {
+        let socket = match self.spawner.request(REQUEST, &[]) {
             Ok(socket) => socket,
             Err(errno @ (Errno::AGAIN | Errno::TIMEDOUT)) => {
                 return Err(format!("its files cannot be checked now: {errno}"));
@@ -368,7 +384,7 @@ impl PathChecker {
                 return Ok(None);
             }
         };
-        Ok(PathCheck::start(socket.into(), vec![item]).ok())
+        Ok(PathCheck::start(socket.into(), vec![item], &self.answers).ok())
     }
 }
 
@@ -380,15 +396,18 @@ pub fn check_at_start<'a>(
     options: &ServeOptions,
     must_serve: impl Fn(&str) -> bool,
 ) {
+    let answers = &options.answers;
     let (mut items, mut names) = (Vec::new(), Vec::new());
-    let is_first = CHECKED.lock().unpoisoned().is_empty();
+    let mut checked = answers.checked.lock().unpoisoned();
+    let is_first = checked.is_empty();
     for disk in disks {
         let item = Item::of(disk);
-        if CHECKED.lock().unpoisoned().insert(disk.name()) && !item.paths.is_empty() {
+        if checked.insert(disk.name()) && !item.paths.is_empty() {
             items.push(item);
             names.push(Some(disk.name()));
         }
     }
+    drop(checked);
     for place in places(options).into_iter().filter(|_| is_first) {
         items.push(Item {
             paths: vec![absolute(&place)],
@@ -400,7 +419,7 @@ pub fn check_at_start<'a>(
         return;
     }
     let started = start_process(options.sandbox)
-        .and_then(|(child, socket)| Ok((child, PathCheck::start(socket.into(), items)?)));
+        .and_then(|(child, socket)| Ok((child, PathCheck::start(socket.into(), items, answers)?)));
     let (mut child, mut check) = match started {
         Ok(started) => started,
         Err(error) => {
@@ -443,12 +462,10 @@ pub fn check_at_start<'a>(
         .filter(|(item, _)| !item.is_open)
     {
         match name {
-            Some(name) => drop(
-                HANGING
-                    .lock()
-                    .unpoisoned()
-                    .insert(name.clone(), check.began),
-            ),
+            Some(name) => {
+                let mut hanging = answers.hanging.lock().unpoisoned();
+                hanging.insert(name.clone(), check.began);
+            }
             None => {
                 let place = item.paths.first().map(|path| path.display().to_string());
                 tracing::warn!(
@@ -458,10 +475,8 @@ pub fn check_at_start<'a>(
             }
         }
         if !item.is_resolved {
-            UNANSWERED
-                .lock()
-                .unpoisoned()
-                .extend(item.paths.iter().cloned());
+            let mut unanswered = answers.unanswered.lock().unpoisoned();
+            unanswered.extend(item.paths.iter().cloned());
         }
     }
 }

@@ -1,8 +1,10 @@
 //! The process that receives clients' descriptors, and the one that starts it, again if need be: in
 //! the sandbox this one can start none. Both are this program under another name ([`receive`]).
 
+use crate::confine::Unconfined;
 use crate::confine::path_check::{self, PathChecker};
 use crate::confine::socket_maker::{Grants, SocketMaker, SocketRights};
+use crate::serve::options::ServeOptions;
 use config::choices::SandboxMode;
 use receive::{Receiver, Spawner, StartError};
 use sandbox::{Needs, Sandbox};
@@ -111,8 +113,9 @@ impl Role {
                     sandbox::leave_files(&rights.below)?;
                 }
                 let command = || Role::Receive(mode).command();
+                let checks = Arc::default();
                 let make = move |number, path: &[u8]| match number {
-                    path_check::REQUEST => path_check::carry_out(mode),
+                    path_check::REQUEST => path_check::carry_out(mode, &checks),
                     number => rights.make(number, path),
                 };
                 Ok(receive::start_receivers(input.as_fd(), command, make)?)
@@ -149,13 +152,14 @@ fn confine(mode: SandboxMode) -> Result<(), Box<dyn std::error::Error + Send + S
 /// # Errors
 /// [`StartError`].
 pub fn start(
-    mode: SandboxMode,
+    _outside: &Unconfined,
+    options: &ServeOptions,
     grants: Grants,
 ) -> Result<(Receiver, SocketMaker, PathChecker), StartError> {
-    let role = Role::Start(mode, grants.rights().clone());
+    let role = Role::Start(options.sandbox, grants.rights().clone());
     let spawner = Arc::new(Spawner::start(role.command())?);
     let receiver = Receiver::start_by(spawner.clone())?;
-    let checker = PathChecker::new(spawner.clone());
+    let checker = PathChecker::new(spawner.clone(), options.answers.clone());
     Ok((receiver, SocketMaker::new(grants, spawner), checker))
 }
 

@@ -6,7 +6,6 @@
 //! the number of an access control, so a compromised serving process can neither name a user or
 //! group, nor change an existing file.
 
-use crate::confine::path_check;
 use crate::manage::places;
 use crate::serve::options::ServeOptions;
 use config::access::SocketAccess;
@@ -40,7 +39,7 @@ impl Grants {
     pub fn new(options: &ServeOptions, usual: &SocketAccess, disks: &[DiskSpec]) -> Self {
         let mut grants = Self::default();
         let places = places(options).into_iter();
-        let places = places.filter_map(|place| path_check::canonicalize(&place).ok());
+        let places = places.filter_map(|place| options.answers.canonicalize(&place).ok());
         let below: Vec<PathBuf> = places.filter(|place| place.is_dir()).collect();
         if options.sandbox == SandboxMode::Off || below.is_empty() {
             return grants;

@@ -4,7 +4,9 @@
 use super::kind::{AddedFrontend, FrontEnd, ListeningDisk, Ready, ReadyDisk, RingUse, Seat};
 use super::{Front, NvmeFront, ServedController, Worker, intake};
 use crate::confine::descriptors::SOCKET;
-use crate::keep::{self, ControllerParts, Identity, InitialDescriptors, PreviousDisk, Survival};
+use crate::keep::{
+    ControllerParts, Identity, InitialDescriptors, KeeperSession, PreviousDisk, Survival,
+};
 use crate::open::direct::{DirectPath, check_block_size};
 use crate::open::pools::DiskPool;
 use crate::open::prepare::{ListenContext, Prepared, by_nsid, event};
@@ -22,7 +24,6 @@ use controller::{
     NamespaceConfig, NamespacePool, Subsystem,
 };
 use dma::MemoryCache;
-use keeper::KeeperClient;
 use receive::Intake;
 use rustix::fs::OFlags;
 use sandbox::Needs;
@@ -76,11 +77,11 @@ impl FrontEnd for ControllerSpec {
         }
     }
 
-    fn add_needs(&self, needs: &mut Needs) {
+    fn add_needs(&self, needs: &mut Needs, keeper: &KeeperSession) {
         // A client that maps the doorbell page or a controller memory buffer gets an open file of
         // its own (vfio-user's witness).
         let maps = self.doorbells == Some(DoorbellMode::Mapped) || self.cmb_size.is_some();
-        needs.reopen |= keep::is_kept() && maps;
+        needs.reopen |= keeper.is_kept() && maps;
     }
 
     fn check_files(&self) -> Result<()> {
@@ -116,11 +117,11 @@ impl ReadyController {
     /// Opens the volumes of a controller, and records the disk.
     fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
         let name = spec.any_name();
-        let guest = keep::client_of(&Identity::of(spec));
+        let guest = opener.keeper.client_of(&Identity::of(spec));
         opener.records.begin(&name, guest.clone());
         // A namespace of a subsystem is opened under the subsystem's name.
         opener.records.begin(&subsystems::memory_owner(spec), guest);
-        let subsystem = opener.subsystems.of(spec);
+        let subsystem = opener.subsystems.of(spec, &opener.keeper);
         let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
             let nsid = namespace.nsid.unwrap_or(place);
             let of = (spec.any_name(), nsid);
@@ -175,7 +176,8 @@ impl ReadyDisk for ReadyController {
             shown,
         } = *self;
         let identity = Identity::of(&spec);
-        let left = keep::left_of(&identity);
+        let keeper = &context.opener.keeper;
+        let left = keeper.left_of(&identity);
         let kept = left.as_ref().and_then(PreviousDisk::listener);
         let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
         let mut intake = intake(context.receiver);
@@ -188,9 +190,9 @@ impl ReadyDisk for ReadyController {
             })
         };
         let (page, survival) = match ends {
-            None => survive(&identity, left, layout, &listener)?,
+            None => survive(keeper, &identity, left, layout, &listener)?,
             Some(why) => {
-                end_with_process(&identity, left, why);
+                end_with_process(keeper, &identity, left, why);
                 (DoorbellPage::new()?, None)
             }
         };
@@ -303,19 +305,19 @@ impl ListeningDisk for OpenController {
 /// Returns a controller's doorbell page and kept state. Continues from the state of a previous
 /// process if its controller has a client.
 fn survive(
+    keeper: &Arc<KeeperSession>,
     identity: &Identity,
     left: Option<PreviousDisk>,
     layout: impl Fn() -> Layout,
     listener: &Listener,
 ) -> Result<(DoorbellPage, Option<Survival>)> {
-    let Some(kept) = keep::kept() else {
+    let Some(mut keeper_client) = keeper.client() else {
         return Ok((DoorbellPage::new()?, None));
     };
-    let mut keeper_client = KeeperClient::new(kept.link());
     let mut before = None;
     if let Some(left) = left {
         match Journal::client_in(&left.state.session()) {
-            Some(_) => match Survival::resume(left, identity, layout()) {
+            Some(_) => match Survival::resume(keeper, left, identity, layout()) {
                 Ok((survival, Some(page))) => {
                     let page = DoorbellPage::from_fd(page)?;
                     return Ok((page, Some(survival)));
@@ -339,7 +341,7 @@ fn survive(
         listener,
         client: before.as_mut().and_then(PreviousDisk::take_client),
     };
-    let made = Survival::new(identity, layout(), first);
+    let made = Survival::new(keeper, identity, layout(), first);
     // Not before the client is kept as the new one's.
     if let Some(before) = before {
         before.discard(&mut keeper_client, "it was about to be accepted");
@@ -355,14 +357,19 @@ fn survive(
 }
 
 /// Gives up the kept state of a disk, including the state that a previous process has left.
-fn end_with_process(identity: &Identity, left: Option<PreviousDisk>, why: &str) {
-    let Some(kept) = keep::kept() else {
+fn end_with_process(
+    keeper: &KeeperSession,
+    identity: &Identity,
+    left: Option<PreviousDisk>,
+    why: &str,
+) {
+    let Some(mut keeper_client) = keeper.client() else {
         return;
     };
     let disk = &identity.name;
     tracing::warn!(disk, "this disk will not outlive its process: {why}");
     if let Some(left) = left {
-        left.discard(&mut KeeperClient::new(kept.link()), why);
+        left.discard(&mut keeper_client, why);
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::Worker;
 use super::ublk::OpenDisk;
+use crate::keep::KeeperSession;
 use crate::open::Opener;
 use crate::open::prepare::ListenContext;
 use crate::serve::peers::Assignment;
@@ -31,7 +32,7 @@ pub trait FrontEnd: Disk {
     fn ring_use(&self, spread: Spread) -> RingUse;
     /// Adds the permissions that the disk needs in the sandbox, beside those for its volumes and
     /// its socket.
-    fn add_needs(&self, needs: &mut Needs);
+    fn add_needs(&self, needs: &mut Needs, keeper: &KeeperSession);
     /// Reads the disk's own files, for `vnvme check`.
     ///
     /// # Errors

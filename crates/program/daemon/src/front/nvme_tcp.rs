@@ -4,8 +4,7 @@
 use super::kind::{AddedFrontend, FrontEnd, ListeningDisk, Ready, ReadyDisk, RingUse, Seat};
 use super::{Front, Worker};
 use crate::confine::descriptors::SOCKET;
-use crate::confine::sockets;
-use crate::keep;
+use crate::keep::KeeperSession;
 use crate::open::prepare::{ListenContext, Prepared, by_nsid, event, listen_at};
 use crate::open::{Opener, host_keys};
 use crate::record::{self, Guest, Shown};
@@ -73,7 +72,7 @@ impl FrontEnd for NvmeTcpSpec {
         }
     }
 
-    fn add_needs(&self, _: &mut Needs) {}
+    fn add_needs(&self, _: &mut Needs, _: &KeeperSession) {}
 
     fn check_files(&self) -> Result<()> {
         let keys = self.host_keys.as_deref();
@@ -106,7 +105,7 @@ impl ReadyTarget {
         let name = spec.any_name();
         // Hosts connect to the next process again.
         let guest = Guest {
-            is_attached: keep::is_successor(),
+            is_attached: opener.keeper.is_successor(),
             shown: None,
         };
         opener.records.begin(&name, guest);
@@ -140,7 +139,7 @@ impl ReadyTarget {
 impl ReadyDisk for ReadyTarget {
     fn listen(
         self: Box<Self>,
-        _context: &ListenContext<'_>,
+        context: &ListenContext<'_>,
         _workers: usize,
     ) -> Result<Box<dyn ListeningDisk>> {
         let Self {
@@ -149,7 +148,7 @@ impl ReadyDisk for ReadyTarget {
             volumes,
             shown,
         } = *self;
-        let listener = match sockets::take_tcp(spec.listen()) {
+        let listener = match context.opener.idle.take_tcp(spec.listen()) {
             Some(listener) => listener,
             None => spec.origin.place("listen", listen_at(spec.listen()))?,
         };

@@ -2,6 +2,7 @@
 
 use super::kind::{FrontEnd, Ready, RingUse};
 use super::{Front, Worker};
+use crate::keep::KeeperSession;
 use crate::manage::{DiskServer, ServedDisk, Source};
 use crate::open::prepare::UnavailableDisk;
 use crate::open::{OpenedVolume, Opener};
@@ -54,7 +55,7 @@ impl FrontEnd for UblkSpec {
         }
     }
 
-    fn add_needs(&self, needs: &mut Needs) {
+    fn add_needs(&self, needs: &mut Needs, _keeper: &KeeperSession) {
         needs.ublk = true;
     }
 

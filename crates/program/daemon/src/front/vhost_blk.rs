@@ -3,7 +3,7 @@
 use super::kind::{AddedFrontend, FrontEnd, ListeningDisk, Ready, ReadyDisk, RingUse, Seat};
 use super::{Front, Worker};
 use crate::confine::descriptors::SOCKET;
-use crate::keep::{self, KeptSocket, LeftSocket};
+use crate::keep::{KeeperSession, KeptSocket, LeftSocket};
 use crate::open::prepare::{ListenContext, Prepared, event};
 use crate::open::{OpenedVolume, Opener};
 use crate::parts::vhost_blk::{self, Attach, Backend, DiskOptions, Export};
@@ -59,7 +59,7 @@ impl FrontEnd for VhostBlkSpec {
         }
     }
 
-    fn add_needs(&self, _: &mut Needs) {}
+    fn add_needs(&self, _: &mut Needs, _: &KeeperSession) {}
 
     fn check_files(&self) -> Result<()> {
         Ok(())
@@ -92,7 +92,8 @@ impl ReadyExport {
         let name = spec.any_name();
         // A front-end that had the export connects again: nobody else knows whether there is one.
         let guest = Guest {
-            is_attached: keep::is_successor() && keep::export_listens_at(&spec.socket),
+            is_attached: opener.keeper.is_successor()
+                && opener.keeper.export_listens_at(&spec.socket),
             shown: None,
         };
         opener.records.begin(&name, guest);
@@ -129,11 +130,12 @@ impl ReadyDisk for ReadyExport {
             span,
             shown,
         } = *self;
-        let left = keep::left_socket(&spec.socket);
+        let keeper = &context.opener.keeper;
+        let left = keeper.left_socket(&spec.socket);
         let kept = left.as_ref().and_then(LeftSocket::listener);
         let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
-        let kept = KeptSocket::new(&listener, left);
-        if keep::is_kept() && fabrics::portals(&spec.namespace.volume).is_some() {
+        let kept = KeptSocket::new(keeper, &listener, left);
+        if keeper.is_kept() && fabrics::portals(&spec.namespace.volume).is_some() {
             let volume = spec.namespace.volume.to_string();
             tracing::warn!(
                 volume,

@@ -5,17 +5,15 @@
 //! A process that a client has taken over may write anything into the file. The worst effect is
 //! that other disks are served a little later.
 
-use super::disk::settled;
-use super::pool::{KeptDescriptors, is_systemd, kept};
+use super::session::KeeperSession;
 use anyhow::{Context, Result, ensure};
-use keeper::KeeperClient;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::Unpoisoned;
 
@@ -38,12 +36,12 @@ struct AttemptRecord {
     deaths: BTreeMap<String, u32>,
 }
 
-struct Attempts {
+/// Attempts to recover disks, noted in the memory file.
+#[derive(Debug)]
+pub struct Attempts {
     file: File,
     noted: AttemptRecord,
 }
-
-static ATTEMPTS: Mutex<Option<Attempts>> = Mutex::new(None);
 
 impl AttemptRecord {
     /// Counts a death for each disk that the process was recovering when it died.
@@ -57,18 +55,16 @@ impl AttemptRecord {
 }
 
 impl Attempts {
-    fn open(kept: &KeptDescriptors, is_replacement: bool) -> Result<Self> {
-        let Some(file) = kept.take(NAME) else {
+    fn open(keeper: &KeeperSession) -> Result<Self> {
+        let Some(file) = keeper.take(NAME) else {
             let file = File::from(memfd_create("vnvme-attempts", MemfdFlags::CLOEXEC)?);
-            let mut keeper_client = KeeperClient::new(kept.link());
-            keeper_client.store(NAME, file.as_fd())?;
-            settled(&mut keeper_client)?;
+            keeper.store(NAME, file.as_fd())?;
             let noted = AttemptRecord::default();
             return Ok(Self { file, noted });
         };
         let file = File::from(file);
         // Another version may do better.
-        let noted = if is_replacement {
+        let noted = if keeper.is_replacement() {
             AttemptRecord::default()
         } else {
             read(&file).unwrap_or_default().after_death()
@@ -104,62 +100,67 @@ fn read(file: &File) -> Result<AttemptRecord> {
     serde_json::from_slice(&text).context("not understood")
 }
 
-/// Begins to note which disks are being recovered, and finds out which ones were when the process
-/// before died.
-pub fn begin_attempts(is_replacement: bool) {
-    let Some(kept) = kept().filter(|_| !is_systemd()) else {
-        return;
-    };
-    match Attempts::open(kept, is_replacement) {
-        Ok(attempts) => *ATTEMPTS.lock().unpoisoned() = Some(attempts),
-        Err(error) => {
-            let error = format_args!("{error:#}");
-            tracing::warn!(error, "disks that are being recovered are not noted");
+impl KeeperSession {
+    /// Begins to note which disks are being recovered, and finds out which ones were when the
+    /// process before died.
+    pub(super) fn begin_attempts(&mut self) {
+        if self.process_client().is_none() {
+            return;
+        }
+        match Attempts::open(self) {
+            Ok(attempts) => self.attempts = Some(Mutex::new(attempts)),
+            Err(error) => {
+                let error = format_args!("{error:#}");
+                tracing::warn!(error, "disks that are being recovered are not noted");
+            }
         }
     }
-}
 
-/// Returns the reason to leave a disk out at the start of this process, if earlier processes died
-/// while they recovered it.
-pub fn deaths_of(disk: &str) -> Option<String> {
-    let deaths = deaths(disk);
-    (deaths >= MAX_DEATHS).then(|| {
-        format!(
-            "{deaths} processes in a row have died while they recovered this disk; it is tried \
-             again in {} s",
-            pause(deaths).as_secs()
-        )
-    })
-}
+    /// Returns the reason to leave a disk out at the start of this process, if earlier processes
+    /// died while they recovered it.
+    pub(crate) fn deaths_of(&self, disk: &str) -> Option<String> {
+        let deaths = self.deaths(disk);
+        (deaths >= MAX_DEATHS).then(|| {
+            format!(
+                "{deaths} processes in a row have died while they recovered this disk; it is tried \
+                 again in {} s",
+                pause(deaths).as_secs()
+            )
+        })
+    }
 
-/// How long after the start a disk is tried again that was left out for that reason.
-pub fn pause_after_deaths(disk: &str) -> Option<Duration> {
-    let deaths = deaths(disk);
-    (deaths >= MAX_DEATHS).then(|| pause(deaths))
-}
+    /// Returns the time after the start until a disk is tried again that was left out for that
+    /// reason.
+    pub(crate) fn pause_after_deaths(&self, disk: &str) -> Option<Duration> {
+        let deaths = self.deaths(disk);
+        (deaths >= MAX_DEATHS).then(|| pause(deaths))
+    }
 
-fn deaths(disk: &str) -> u32 {
-    let attempts = ATTEMPTS.lock().unpoisoned();
-    let noted = attempts.as_ref().map(|attempts| &attempts.noted);
-    let deaths = noted.and_then(|noted| noted.deaths.get(disk));
-    deaths.copied().unwrap_or(0)
+    fn deaths(&self, disk: &str) -> u32 {
+        let attempts = self.attempts.as_ref();
+        let attempts = attempts.map(|attempts| attempts.lock().unpoisoned());
+        let deaths = attempts.and_then(|attempts| attempts.noted.deaths.get(disk).copied());
+        deaths.unwrap_or(0)
+    }
+
+    fn note_attempt(&self, change: impl FnOnce(&mut AttemptRecord)) {
+        if let Some(attempts) = &self.attempts {
+            let attempts = &mut *attempts.lock().unpoisoned();
+            change(&mut attempts.noted);
+            attempts.write();
+        }
+    }
 }
 
 fn pause(deaths: u32) -> Duration {
     MAX_PAUSE.min(Duration::from_secs(1 << deaths.min(16)))
 }
 
-fn change(change: impl FnOnce(&mut AttemptRecord)) {
-    if let Some(attempts) = &mut *ATTEMPTS.lock().unpoisoned() {
-        change(&mut attempts.noted);
-        attempts.write();
-    }
-}
-
 /// A disk that is being recovered, until this is dropped: not by a panic, which the process may die
 /// of.
 #[must_use = "the attempt ends with it"]
 pub struct Attempt {
+    keeper: Arc<KeeperSession>,
     disk: String,
     /// Whether the end of this attempt clears the count of earlier deaths.
     is_whole: bool,
@@ -167,19 +168,20 @@ pub struct Attempt {
 
 impl Attempt {
     /// Records that the recovery of this disk is in progress.
-    pub fn new(disk: &str) -> Self {
-        change(|noted| {
+    pub fn new(keeper: &Arc<KeeperSession>, disk: &str) -> Self {
+        keeper.note_attempt(|noted| {
             noted.under_way.insert(disk.to_owned());
         });
         Self {
+            keeper: keeper.clone(),
             disk: disk.to_owned(),
             is_whole: true,
         }
     }
 
     /// Notes that a part of the disk's recovery is under way: its end does not make up for deaths.
-    pub fn part(disk: &str) -> Self {
-        let mut part = Self::new(disk);
+    pub fn part(keeper: &Arc<KeeperSession>, disk: &str) -> Self {
+        let mut part = Self::new(keeper, disk);
         part.is_whole = false;
         part
     }
@@ -190,7 +192,7 @@ impl Drop for Attempt {
         if std::thread::panicking() {
             return;
         }
-        change(|noted| {
+        self.keeper.note_attempt(|noted| {
             noted.under_way.remove(&self.disk);
             if self.is_whole {
                 noted.deaths.remove(&self.disk);

@@ -11,8 +11,7 @@
 //! Each process reads its configuration and the file of added disks (`state`).
 
 use super::disk::settled;
-use super::pool::{is_systemd, kept};
-use super::served::is_replacement;
+use super::session::KeeperSession;
 use crate::confine::path_check::check_at_start;
 use crate::confine::socket_maker::Grants;
 use crate::manage::Allow;
@@ -23,7 +22,7 @@ use config::disk::{DiskSpec, to_file};
 use config::options::file::to_table;
 use config::origin;
 use config::spec::{ProcessSpec, Specs, parse_config};
-use keeper::{KeeperClient, LASTING};
+use keeper::LASTING;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +32,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use sync::Unpoisoned;
 
 /// Name of the first configuration record with the keeper, after [`LASTING`].
@@ -93,12 +91,14 @@ pub struct PreviousConfiguration {
     pub file: BTreeMap<String, DiskSpec>,
 }
 
-/// Number of the last configuration record.
-static LAST: Mutex<u32> = Mutex::new(0);
-/// Whether a record exists from which the next process can take the configuration.
-static IS_NOTED: AtomicBool = AtomicBool::new(false);
-/// Whether a process before this one has recorded its configuration.
-static WAS_NOTED: AtomicBool = AtomicBool::new(false);
+/// Configuration records that the keeper has.
+#[derive(Debug, Default)]
+pub struct ConfigurationRecord {
+    /// Number of the last record.
+    last: Mutex<u32>,
+    /// Whether a process before this one has recorded its configuration.
+    was_noted: bool,
+}
 
 impl PreviousConfiguration {
     /// Creates the record; `process` contains the options of the configuration file alone.
@@ -121,17 +121,19 @@ impl PreviousConfiguration {
     }
 
     /// Applies the changes of a later record, as far as they can have been made inside the sandbox.
-    fn with_changes(self, changed: Self) -> Self {
+    fn with_changes(self, changed: Self, keeper: &KeeperSession) -> Self {
         let process = self.configured.process.clone();
         let access = process.access.clone();
         let known = [DiskSpec::all(&self.configured), self.added].concat();
         let mut options = ServeOptions::new(process.clone(), 1);
         options.unavailable = changed.unavailable.clone();
+        options.answers.clone_from(&keeper.answers);
         let next = DiskSpec::all(&changed.configured);
-        let must_serve = |name: &str| is_replacement() && !changed.unavailable.disks.contains(name);
+        let must_serve =
+            |name: &str| keeper.is_replacement() && !changed.unavailable.disks.contains(name);
         check_at_start(next.iter().chain(&changed.added), &options, must_serve);
         let grants = Grants::new(&options, &access, &known);
-        let allow = Allow::new(&options, &access, grants);
+        let allow = Allow::new(&options, &access, grants, &keeper.inherited);
         let is_fine = |disk: &DiskSpec| match allow.check_beside(disk, &known) {
             Ok(()) => true,
             Err(error) => {
@@ -201,38 +203,76 @@ impl PreviousConfiguration {
     }
 }
 
-/// Returns the recorded configuration of a previous process that has not ended in order.
-///
-/// # Errors
-/// The record cannot be read.
-pub fn before() -> Result<Option<PreviousConfiguration>> {
-    let Some(kept) = kept() else {
-        return Ok(None);
-    };
-    let Some(first) = kept.take(&format!("{LASTING}{FIRST}")) else {
-        return Ok(None);
-    };
-    let first = read(first).context("what was configured cannot be read again")?;
-    IS_NOTED.store(true, Ordering::Relaxed);
-    WAS_NOTED.store(true, Ordering::Relaxed);
-    let names = kept.names().into_iter();
-    let number = |name: &String| name.strip_prefix(PREFIX)?.parse::<u32>().ok();
-    let Some(last) = names.filter_map(|name| number(&name)).max() else {
-        return Ok(Some(first));
-    };
-    *LAST.lock().unpoisoned() = last;
-    let file = kept.take(&format!("{PREFIX}{last}"));
-    let changed = file.context("it is not kept").and_then(read);
-    match changed {
-        Ok(changed) => Ok(Some(first.with_changes(changed))),
-        Err(error) => {
-            let error = format_args!("{error:#}");
-            tracing::error!(
-                error,
-                "changes of what is served cannot be read, and are lost"
-            );
-            Ok(Some(first))
+impl KeeperSession {
+    /// Returns the recorded configuration of a previous process that has not ended in order.
+    ///
+    /// # Errors
+    /// The record cannot be read.
+    pub fn previous_configuration(&mut self) -> Result<Option<PreviousConfiguration>> {
+        let Some(first) = self.take(&format!("{LASTING}{FIRST}")) else {
+            return Ok(None);
+        };
+        let first = read(first).context("what was configured cannot be read again")?;
+        let names = self.names().into_iter();
+        let number = |name: &String| name.strip_prefix(PREFIX)?.parse::<u32>().ok();
+        let last = names.filter_map(|name| number(&name)).max();
+        self.configuration = ConfigurationRecord {
+            last: Mutex::new(last.unwrap_or(0)),
+            was_noted: true,
+        };
+        let Some(last) = last else {
+            return Ok(Some(first));
+        };
+        let file = self.take(&format!("{PREFIX}{last}"));
+        let changed = file.context("it is not kept").and_then(read);
+        match changed {
+            Ok(changed) => Ok(Some(first.with_changes(changed, self))),
+            Err(error) => {
+                let error = format_args!("{error:#}");
+                tracing::error!(
+                    error,
+                    "changes of what is served cannot be read, and are lost"
+                );
+                Ok(Some(first))
+            }
         }
+    }
+
+    /// Returns whether a process before this one has recorded its configuration.
+    pub(crate) fn was_noted(&self) -> bool {
+        self.configuration.was_noted
+    }
+
+    /// Records the configuration at the start, which the keeper holds unchanged.
+    ///
+    /// # Errors
+    /// The keeper does not hold the record: the next process would not know which disks to serve.
+    pub(crate) fn note_first(&self, now: &PreviousConfiguration) -> Result<()> {
+        if self.process_client().is_some() {
+            let file = to_file_of_memory(now)?;
+            self.store(&format!("{LASTING}{FIRST}"), file.as_fd())?;
+        }
+        Ok(())
+    }
+
+    /// Records the present configuration for the next process.
+    ///
+    /// # Errors
+    /// The next process would not know the last changes.
+    pub(crate) fn note(&self, now: &PreviousConfiguration) -> Result<()> {
+        let Some(mut keeper_client) = self.process_client() else {
+            return Ok(());
+        };
+        let mut last = self.configuration.last.lock().unpoisoned();
+        let file = to_file_of_memory(now)?;
+        let next = last.checked_add(1).context("too many changes")?;
+        keeper_client.store(&format!("{PREFIX}{next}"), file.as_fd())?;
+        settled(&mut keeper_client)?;
+        if *last > 0 {
+            keeper_client.remove(&format!("{PREFIX}{last}"))?;
+        }
+        *last = next;
+        Ok(())
     }
 }
 
@@ -245,34 +285,6 @@ fn read(file: OwnedFd) -> Result<PreviousConfiguration> {
     PreviousConfiguration::of_text(&serde_json::from_slice(&bytes)?)
 }
 
-/// Returns whether the served configuration is recorded, by this process or by the previous one.
-pub fn is_noted() -> bool {
-    IS_NOTED.load(Ordering::Relaxed)
-}
-
-/// Returns whether a process before this one has recorded its configuration.
-pub(super) fn was_noted() -> bool {
-    WAS_NOTED.load(Ordering::Relaxed)
-}
-
-/// Records the configuration at the start, which the keeper holds unchanged.
-///
-/// # Errors
-/// The keeper does not hold the record: the next process would not know which disks to serve.
-pub fn note_first(now: &PreviousConfiguration) -> Result<()> {
-    let Some(kept) = kept().filter(|_| !is_systemd()) else {
-        return Ok(());
-    };
-    let mut keeper_client = KeeperClient::new(kept.link());
-    keeper_client.store(
-        &format!("{LASTING}{FIRST}"),
-        to_file_of_memory(now)?.as_fd(),
-    )?;
-    settled(&mut keeper_client)?;
-    IS_NOTED.store(true, Ordering::Relaxed);
-    Ok(())
-}
-
 fn to_file_of_memory(now: &PreviousConfiguration) -> Result<File> {
     let text = serde_json::to_vec(&now.to_text()?)?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -281,27 +293,6 @@ fn to_file_of_memory(now: &PreviousConfiguration) -> Result<File> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     fcntl_add_seals(&file, seals)?;
     Ok(file)
-}
-
-/// Records the present configuration for the next process.
-///
-/// # Errors
-/// The next process would not know the last changes.
-pub fn note(now: &PreviousConfiguration) -> Result<()> {
-    let Some(kept) = kept().filter(|_| !is_systemd()) else {
-        return Ok(());
-    };
-    let mut last = LAST.lock().unpoisoned();
-    let file = to_file_of_memory(now)?;
-    let mut keeper_client = KeeperClient::new(kept.link());
-    let next = last.checked_add(1).context("too many changes")?;
-    keeper_client.store(&format!("{PREFIX}{next}"), file.as_fd())?;
-    settled(&mut keeper_client)?;
-    if *last > 0 {
-        keeper_client.remove(&format!("{PREFIX}{last}"))?;
-    }
-    *last = next;
-    Ok(())
 }
 
 #[cfg(test)]
@@ -335,7 +326,9 @@ mod tests {
         };
         let text = before.to_text().unwrap();
         assert_eq!(PreviousConfiguration::of_text(&text).unwrap(), before);
-        let same = before.clone().with_changes(before.clone());
+        let same = before
+            .clone()
+            .with_changes(before.clone(), &KeeperSession::default());
         assert_eq!(same, before);
         let none = PreviousConfiguration::default();
         assert_eq!(
@@ -372,9 +365,9 @@ mod tests {
             (disk("b", "/fine/b.sock", "nbd://10.0.0.1/a"), 0),
         ] {
             let sandbox = "[process]\nsandbox = \"off\"\nallow = [\"/\"]\n";
-            let next = first
-                .clone()
-                .with_changes(of(&format!("{sandbox}{changed}")));
+            let changed_record = of(&format!("{sandbox}{changed}"));
+            let keeper = KeeperSession::default();
+            let next = first.clone().with_changes(changed_record, &keeper);
             let process = &first.configured.process;
             assert_eq!(
                 (&next.configured.process, &next.process),

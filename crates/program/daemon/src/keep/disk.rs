@@ -4,7 +4,7 @@
 use super::exports;
 use super::life::is_needed;
 use super::memory;
-use super::pool::{KeptDescriptors, kept};
+use super::session::KeeperSession;
 use crate::record::Guest;
 use anyhow::{Context, Result, anyhow};
 use config::disk::DiskSpec;
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use sync::Unpoisoned;
 use vfio_user::{Journal, Listener, Pipe};
 
@@ -110,12 +110,12 @@ pub struct PreviousDisk {
 impl PreviousDisk {
     /// Finds the kept state of the disk with this prefix.
     fn find(
-        kept: &KeptDescriptors,
+        keeper: &KeeperSession,
         age: u32,
         prefix: &str,
         numbers: &[NonZeroU32],
     ) -> Result<Self> {
-        let state = kept.take(&format!("{prefix}.{STATE}"));
+        let state = keeper.take(&format!("{prefix}.{STATE}"));
         let state = StateMemory::open(state.context("there is no state memory")?)?;
         let identity = Identity::read(&state.identity()).context("identity")?;
         let noted: Vec<Descriptor> = state.descriptors()?.iter().collect();
@@ -124,7 +124,7 @@ impl PreviousDisk {
             // A descriptor without a record is left with the keeper, and is removed with all that
             // is not taken.
             if noted.iter().any(|noted| noted.number == *number)
-                && let Some(fd) = kept.take(&format!("{prefix}.{number}"))
+                && let Some(fd) = keeper.take(&format!("{prefix}.{number}"))
             {
                 fds.insert(*number, fd);
             }
@@ -262,21 +262,15 @@ pub fn keep_pages(
 
 /// States of all disks that a previous process has left with the keeper.
 #[derive(Debug, Default)]
-struct Disks {
+pub struct Disks {
     left: Vec<PreviousDisk>,
     /// Number in the prefix that was assigned last.
     last: u32,
 }
 
-static DISKS: OnceLock<Mutex<Disks>> = OnceLock::new();
-
-fn disks() -> &'static Mutex<Disks> {
-    DISKS.get_or_init(|| Mutex::new(kept().map(find_all).unwrap_or_default()))
-}
-
-fn find_all(kept: &KeptDescriptors) -> Disks {
+fn find_all(keeper: &KeeperSession) -> Disks {
     let mut numbers = BTreeMap::<String, Vec<NonZeroU32>>::new();
-    for name in kept.names() {
+    for name in keeper.names() {
         let Some((prefix, rest)) = name.split_once('.') else {
             continue;
         };
@@ -293,7 +287,7 @@ fn find_all(kept: &KeptDescriptors) -> Disks {
         let age = prefix.strip_prefix('d').and_then(|n| n.parse().ok());
         let age = age.unwrap_or(0);
         disks.last = disks.last.max(age);
-        match PreviousDisk::find(kept, age, &prefix, &numbers) {
+        match PreviousDisk::find(keeper, age, &prefix, &numbers) {
             Ok(left) => disks.left.push(left),
             Err(error) => {
                 let error = format_args!("{error:#}");
@@ -316,118 +310,129 @@ fn find_all(kept: &KeptDescriptors) -> Disks {
     disks
 }
 
-/// Returns whether the keeper has a listening socket that clients of this path connect to.
-pub fn listens_at(path: &Path) -> bool {
-    let disks = disks().lock().unpoisoned();
-    let mut left = disks.left.iter();
-    left.any(|left| {
-        let at = left.identity.as_ref().and_then(|it| it.socket.as_deref());
-        at == Some(path) && left.listener().is_some()
-    })
-}
-
-/// Removes and returns the state that a previous process has left of this disk.
-pub fn left_of(identity: &Identity) -> Option<PreviousDisk> {
-    let mut disks = disks().lock().unpoisoned();
-    let mut left = disks.left.iter();
-    let place = left.position(|left| left.identity.as_ref() == Some(identity))?;
-    Some(disks.left.remove(place))
-}
-
-/// Returns the guest that a previous process has left of this disk.
-pub fn client_of(identity: &Identity) -> Guest {
-    let disks = disks().lock().unpoisoned();
-    let mut left = disks.left.iter();
-    let left = left.find(|left| left.identity.as_ref() == Some(identity));
-    let left = left.filter(|left| Journal::client_in(&left.state.session()).is_some());
-    Guest {
-        is_attached: left.is_some(),
-        shown: left.and_then(|left| controller::shown_identity(&left.state)),
+impl KeeperSession {
+    fn disks(&self) -> MutexGuard<'_, Disks> {
+        let disks = self.disks.get_or_init(|| Mutex::new(find_all(self)));
+        disks.lock().unpoisoned()
     }
-}
 
-/// Has a subsystem take notice of the state that this disk of it has left, if it has a client.
-pub fn expect(identity: &Identity, subsystem: &Subsystem) {
-    let disks = disks().lock().unpoisoned();
-    let mut left = disks.left.iter();
-    let left = left.find(|left| left.identity.as_ref() == Some(identity));
-    let left = left.filter(|left| Journal::client_in(&left.state.session()).is_some());
-    if let Some(left) = left {
-        subsystem.expect(&left.state);
+    /// Returns whether the keeper has a listening socket that clients of this path connect to.
+    pub(crate) fn listens_at(&self, path: &Path) -> bool {
+        let is_there = |left: &PreviousDisk| {
+            let at = left.identity.as_ref().and_then(|it| it.socket.as_deref());
+            at == Some(path) && left.listener().is_some()
+        };
+        self.disks().left.iter().any(is_there) || self.export_listens_at(path)
     }
-}
 
-/// Makes the keeper close all that no disk has taken, once all configured disks are open. State of
-/// unavailable disks stays until they are served again.
-pub fn discard_rest(unavailable: &[DiskSpec]) {
-    let Some(kept) = kept() else {
-        return;
-    };
-    let mut keeper_client = KeeperClient::new(kept.link());
-    let rest = {
-        let left = &mut disks().lock().unpoisoned().left;
-        let (theirs, rest) = std::mem::take(left)
-            .into_iter()
-            .partition::<Vec<_>, _>(|left| {
-                !left.is_succeeded && unavailable.iter().any(|disk| left.is_of(disk))
-            });
-        *left = theirs;
-        rest
-    };
-    for left in rest {
-        left.discard(&mut keeper_client, "no such disk is configured any more");
+    /// Removes and returns the state that a previous process has left of this disk.
+    pub(crate) fn left_of(&self, identity: &Identity) -> Option<PreviousDisk> {
+        let mut disks = self.disks();
+        let mut left = disks.left.iter();
+        let place = left.position(|left| left.identity.as_ref() == Some(identity))?;
+        Some(disks.left.remove(place))
     }
-    let mut fds = Vec::new();
-    for name in kept.names() {
-        let mut disks = unavailable.iter();
-        if disks.any(|disk| exports::is_of(&name, disk) || memory::is_of(&name, disk)) {
-            continue;
-        }
-        let fd = kept.take(&name);
-        if !is_needed(&name, fd.as_ref()) {
-            let _ = keeper_client.remove(&name);
-        }
-        fds.extend(fd);
-    }
-    let _ = settled(&mut keeper_client);
-    sync::discard(fds);
-}
 
-/// Disconnects the client of an unavailable disk, and makes the keeper close all descriptors of the
-/// disk: it was removed, or the process ends. The file of the disk's socket is removed, too.
-pub fn give_up(disk: &DiskSpec, why: &str) {
-    let Some(kept) = kept() else {
-        return;
-    };
-    let mut keeper_client = KeeperClient::new(kept.link());
-    let theirs = {
-        let left = &mut disks().lock().unpoisoned().left;
-        let (theirs, rest) = std::mem::take(left)
-            .into_iter()
-            .partition::<Vec<_>, _>(|left| left.is_of(disk));
-        *left = rest;
-        theirs
-    };
-    for left in theirs {
-        if let (Some((socket, inode)), Some(path)) = (left.listener(), disk.socket()) {
-            drop(Listener::kept(socket, path, inode));
-        }
-        left.discard(&mut keeper_client, why);
+    /// Calls `read` with the state that a previous process has left of this disk, if the disk has a
+    /// client.
+    fn with_client<T>(
+        &self,
+        identity: &Identity,
+        read: impl FnOnce(&StateMemory) -> T,
+    ) -> Option<T> {
+        let disks = self.disks();
+        let mut left = disks.left.iter();
+        let left = left.find(|left| left.identity.as_ref() == Some(identity))?;
+        Journal::client_in(&left.state.session())?;
+        Some(read(&left.state))
     }
-    exports::give_up(disk);
-    for name in kept.names() {
-        if memory::is_of(&name, disk) {
-            let memory = kept.take(&name);
-            let _ = keeper_client.remove(&name);
-            sync::discard(memory);
+
+    /// Returns the guest that a previous process has left of this disk.
+    pub(crate) fn client_of(&self, identity: &Identity) -> Guest {
+        let shown = self.with_client(identity, controller::shown_identity);
+        Guest {
+            is_attached: shown.is_some(),
+            shown: shown.flatten(),
         }
     }
-    let _ = settled(&mut keeper_client);
+
+    /// Has a subsystem take notice of the state that this disk of it has left, if it has a client.
+    pub(crate) fn expect(&self, identity: &Identity, subsystem: &Subsystem) {
+        self.with_client(identity, |state| subsystem.expect(state));
+    }
+
+    /// Makes the keeper close all that no disk has taken, once all configured disks are open. State
+    /// of unavailable disks stays until they are served again.
+    pub(crate) fn discard_rest(&self, unavailable: &[DiskSpec]) {
+        let Some(mut keeper_client) = self.client() else {
+            return;
+        };
+        let rest = {
+            let left = &mut self.disks().left;
+            let (theirs, rest) = std::mem::take(left)
+                .into_iter()
+                .partition::<Vec<_>, _>(|left| {
+                    !left.is_succeeded && unavailable.iter().any(|disk| left.is_of(disk))
+                });
+            *left = theirs;
+            rest
+        };
+        for left in rest {
+            left.discard(&mut keeper_client, "no such disk is configured any more");
+        }
+        let mut fds = Vec::new();
+        for name in self.names() {
+            let mut disks = unavailable.iter();
+            if disks.any(|disk| exports::is_of(&name, disk) || memory::is_of(&name, disk)) {
+                continue;
+            }
+            let fd = self.take(&name);
+            if !is_needed(&name, fd.as_ref()) {
+                let _ = keeper_client.remove(&name);
+            }
+            fds.extend(fd);
+        }
+        let _ = settled(&mut keeper_client);
+        sync::discard(fds);
+    }
+
+    /// Disconnects the client of an unavailable disk, and makes the keeper close all descriptors of
+    /// the disk: it was removed, or the process ends. The file of the disk's socket is removed,
+    /// too.
+    pub(crate) fn give_up(&self, disk: &DiskSpec, why: &str) {
+        let Some(mut keeper_client) = self.client() else {
+            return;
+        };
+        let theirs = {
+            let left = &mut self.disks().left;
+            let (theirs, rest) = std::mem::take(left)
+                .into_iter()
+                .partition::<Vec<_>, _>(|left| left.is_of(disk));
+            *left = rest;
+            theirs
+        };
+        for left in theirs {
+            if let (Some((socket, inode)), Some(path)) = (left.listener(), disk.socket()) {
+                drop(Listener::kept(socket, path, inode));
+            }
+            left.discard(&mut keeper_client, why);
+        }
+        self.give_up_export(disk);
+        for name in self.names() {
+            if memory::is_of(&name, disk) {
+                let memory = self.take(&name);
+                let _ = keeper_client.remove(&name);
+                sync::discard(memory);
+            }
+        }
+        let _ = settled(&mut keeper_client);
+    }
 }
 
 /// State of a disk that the keeper holds, so that the next process can continue the disk.
 #[derive(Debug)]
 pub struct Survival {
+    keeper: Arc<KeeperSession>,
     identity: Identity,
     layout: Layout,
     pub ledger: Ledger,
@@ -459,16 +464,21 @@ impl Survival {
     ///
     /// # Errors
     /// There is no memory, or the keeper keeps nothing more.
-    pub fn new(identity: &Identity, layout: Layout, first: InitialDescriptors<'_>) -> Result<Self> {
-        let kept = kept().context("nobody keeps anything")?;
+    pub fn new(
+        keeper: &Arc<KeeperSession>,
+        identity: &Identity,
+        layout: Layout,
+        first: InitialDescriptors<'_>,
+    ) -> Result<Self> {
+        let link = keeper.link().context("nobody keeps anything")?;
         let prefix = {
-            let mut disks = disks().lock().unpoisoned();
+            let mut disks = keeper.disks();
             disks.last = disks.last.checked_add(1).context("too many disks")?;
             format!("d{}", disks.last)
         };
         let state = StateMemory::create(layout)?;
         let table = state.descriptors()?;
-        let mut ledger = Ledger::new(prefix, table, kept.link());
+        let mut ledger = Ledger::new(prefix, table, link);
         let (replies, counter) = (Pipe::new()?, Pipe::new()?);
         let mut client = None;
         identity.write(&state.identity(), || {
@@ -493,6 +503,7 @@ impl Survival {
             Ok(ledger.settle(ticket)?)
         })?;
         Ok(Self {
+            keeper: keeper.clone(),
             identity: identity.clone(),
             layout,
             ledger,
@@ -518,18 +529,19 @@ impl Survival {
         let mut keeper_client = KeeperClient::new(self.ledger.link());
         left.discard(&mut keeper_client, why);
         self.ledger.close();
-        Self::new(&self.identity, self.layout, first)
+        Self::new(&self.keeper, &self.identity, self.layout, first)
     }
 
     /// Continues from the state of a disk with a client that a previous process has left, with its
     /// doorbell page. State from which the disk cannot continue is returned with the reason.
     /// `layout` is that of a new disk.
     pub fn resume(
+        keeper: &Arc<KeeperSession>,
         mut left: PreviousDisk,
         identity: &Identity,
         layout: Layout,
     ) -> Result<(Self, Option<OwnedFd>), RecoveryError> {
-        let Some(kept) = kept() else {
+        let Some(link) = keeper.link() else {
             return Err(Box::new((left, anyhow!("nobody keeps anything"))));
         };
         let table = match left.state.descriptors() {
@@ -541,9 +553,10 @@ impl Survival {
             return Err(Box::new((left, anyhow!("its pipes were not kept"))));
         };
         let survival = Self {
+            keeper: keeper.clone(),
             identity: identity.clone(),
             layout,
-            ledger: Ledger::resume(left.prefix.clone(), table, kept.link(), STATE),
+            ledger: Ledger::resume(left.prefix.clone(), table, link, STATE),
             state: left.state.clone(),
             replies,
             counter,

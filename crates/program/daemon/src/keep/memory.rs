@@ -3,12 +3,10 @@
 //!
 //! A volume that is closed in order is no longer kept: `mem://` promises no more.
 
-use super::disk::settled;
-use super::pool::kept;
+use super::session::KeeperSession;
 use crate::open::subsystems;
 use config::disk::DiskSpec;
 use config::identity;
-use keeper::KeeperClient;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -19,11 +17,15 @@ use volume::{Info, Io, MemoryPlace, OpenQueue, Volume, VolumeError};
 const PREFIX: &str = "vnvme.m";
 
 /// Names that memory volumes of this process have with the keeper.
-static USED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+#[derive(Debug, Default)]
+pub struct MemoryNames(Mutex<BTreeSet<String>>);
 
 /// Name of a memory volume with the keeper, reserved until this value is dropped.
 #[derive(Debug)]
-pub struct MemoryName(pub(super) String);
+pub struct MemoryName {
+    pub(super) name: String,
+    pub(super) keeper: Arc<KeeperSession>,
+}
 
 /// Volumes of the same disk and number that there may be: a disk is replaced while the one before
 /// it is still there, and disks need not have names.
@@ -32,14 +34,20 @@ const ALIKE: u32 = 64;
 impl MemoryName {
     /// Reserves a name that no other volume has, for a namespace of a disk. `wanted` selects usable
     /// names.
-    pub(super) fn new(disk: &str, nsid: u32, mut wanted: impl FnMut(&str) -> bool) -> Option<Self> {
-        let mut used = USED.lock().unpoisoned();
+    pub(super) fn new(
+        keeper: &Arc<KeeperSession>,
+        disk: &str,
+        nsid: u32,
+        mut wanted: impl FnMut(&str) -> bool,
+    ) -> Option<Self> {
+        let mut used = keeper.memory_names.0.lock().unpoisoned();
         let names = (0..ALIKE).map(|nth| format!("{PREFIX}{}", identity::memory(disk, nsid, nth)));
         let name = names
             .into_iter()
             .find(|name| !used.contains(name) && wanted(name))?;
         used.insert(name.clone());
-        Some(Self(name))
+        let keeper = keeper.clone();
+        Some(Self { name, keeper })
     }
 }
 
@@ -61,7 +69,8 @@ pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
 
 impl Drop for MemoryName {
     fn drop(&mut self) {
-        USED.lock().unpoisoned().remove(&self.0);
+        let mut used = self.keeper.memory_names.0.lock().unpoisoned();
+        used.remove(&self.name);
     }
 }
 
@@ -72,21 +81,21 @@ pub struct VolumeMemory {
 }
 
 /// Returns the memory for the volume of a disk's namespace.
-pub fn place(disk: &str, nsid: u32) -> VolumeMemory {
-    let Some(kept) = kept() else {
+pub fn place(keeper: &Arc<KeeperSession>, disk: &str, nsid: u32) -> VolumeMemory {
+    if !keeper.is_kept() {
         return VolumeMemory {
             memory: MemoryPlace::Process,
             name: None,
         };
-    };
+    }
     let mut found = None;
-    let name = MemoryName::new(disk, nsid, |name| {
-        found = kept.take(name);
+    let name = MemoryName::new(keeper, disk, nsid, |name| {
+        found = keeper.take(name);
         found.is_some()
     });
     VolumeMemory {
         memory: found.map_or(MemoryPlace::New, |file| MemoryPlace::Kept(Arc::new(file))),
-        name: name.or_else(|| MemoryName::new(disk, nsid, |_| true)),
+        name: name.or_else(|| MemoryName::new(keeper, disk, nsid, |_| true)),
     }
 }
 
@@ -95,7 +104,7 @@ impl VolumeMemory {
     /// volume in memory.
     pub fn keep(self, volume: Arc<dyn Volume>, url: &str) -> Arc<dyn Volume> {
         let inner = volume.clone();
-        let (Some(kept), Some(name), Some(file)) = (kept(), self.name, inner.kept_memory()) else {
+        let (Some(name), Some(file)) = (self.name, inner.kept_memory()) else {
             return volume;
         };
         let taken = match &self.memory {
@@ -103,12 +112,10 @@ impl VolumeMemory {
             MemoryPlace::Process | MemoryPlace::New => None,
         };
         // Another process's is kept already.
-        if matches!(self.memory, MemoryPlace::New) {
-            let mut keeper_client = KeeperClient::new(kept.link());
-            let stored = keeper_client.store(&name.0, file);
-            if let Err(error) = stored.and_then(|()| settled(&mut keeper_client)) {
-                tracing::error!(volume = url, %error, "this memory will not outlive its process");
-            }
+        if matches!(self.memory, MemoryPlace::New)
+            && let Err(error) = name.keeper.store(&name.name, file)
+        {
+            tracing::error!(volume = url, %error, "this memory will not outlive its process");
         }
         Arc::new(KeptVolume {
             inner: volume,
@@ -130,17 +137,12 @@ struct KeptVolume {
 
 impl Drop for KeptVolume {
     fn drop(&mut self) {
-        let Some(kept) = kept() else {
-            return;
-        };
+        let MemoryName { name, keeper } = &self.name;
         let unused = self.unused.lock().unpoisoned().take();
         let unused = unused.and_then(|file| file.try_clone().ok());
         match unused {
-            Some(file) => kept.put_back(&self.name.0, file),
-            // If the removal fails, the next process finds the file and removes it.
-            None => {
-                let _ = KeeperClient::new(kept.link()).remove(&self.name.0);
-            }
+            Some(file) => keeper.put_back(name, file),
+            None => keeper.remove(name),
         }
     }
 }
@@ -171,14 +173,15 @@ mod tests {
     /// A replaced disk has the same name and number as the disk that takes its place.
     #[test]
     fn coexisting_volumes_have_distinct_memory_names() {
-        let name = || MemoryName::new("memory-test", 1, |_| true).unwrap();
+        let keeper = Arc::default();
+        let name = || MemoryName::new(&keeper, "memory-test", 1, |_| true).unwrap();
         let (first, second) = (name(), name());
-        assert_ne!(first.0, second.0);
-        let free = first.0.clone();
+        assert_ne!(first.name, second.name);
+        let free = first.name.clone();
         drop(first);
         // The first name is free again, and is the one that a next process looks for first.
-        assert_eq!(name().0, free);
-        let none = MemoryName::new("memory-test", 1, |_| false);
+        assert_eq!(name().name, free);
+        let none = MemoryName::new(&keeper, "memory-test", 1, |_| false);
         assert!(none.is_none());
     }
 }

@@ -2,9 +2,9 @@
 //! keeper.
 
 use super::mode::room_of_systemd;
-use super::pool::{KEPT, WITH_KEEPER, is_kept, leave_systemd, take_systemd};
+use super::session::{KEPT, KeeperSession, WITH_KEEPER};
 use super::versions::{VERSIONS, Versions};
-use crate::confine::inherited;
+use crate::confine::inherited::Inherited;
 use crate::log::stderr;
 use crate::manage::allows_ublk;
 use crate::serve::notify;
@@ -64,38 +64,56 @@ const RESERVE: u64 = 64;
 /// Maximum number of kept descriptors, regardless of the limit: more than any machine's disks need.
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 
-/// Selects the keeper. If a keeper process is needed, this process becomes it and starts the
-/// serving process: the function then does not return.
-///
-/// # Errors
-/// A sentence for the user.
-pub fn begin(specs: &Specs, options: &ServeOptions) -> Result<()> {
-    if is_kept() {
-        return Ok(());
-    }
-    let mode = match (options.keeper, obstacle(specs, options)) {
-        (KeeperMode::Auto, Some(why)) => {
-            // No message where a keeper would have nothing to keep.
-            if has_clients(specs) {
-                tracing::info!("no keeper: {why}");
-            }
-            KeeperMode::Off
+impl KeeperSession {
+    /// Selects the keeper. If a keeper process is needed, this process becomes it and starts the
+    /// serving process: the function then does not return.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub(crate) fn begin(&mut self, specs: &Specs, options: &ServeOptions) -> Result<()> {
+        if !self.is_kept() {
+            self.choose(specs, options)?;
         }
-        (KeeperMode::Auto, None) if room_of_systemd().is_some() => KeeperMode::Systemd,
-        (KeeperMode::Auto, None) => KeeperMode::Process,
-        (KeeperMode::Process | KeeperMode::Systemd, Some(why)) => bail!("keeper: {why}"),
-        (mode, _) => mode,
-    };
-    if mode != KeeperMode::Systemd {
-        leave_systemd();
+        self.begin_attempts();
+        Ok(())
     }
-    match mode {
-        KeeperMode::Off => Ok(()),
-        KeeperMode::Systemd => take_systemd(room_of_systemd().context(
-            "keeper = systemd: systemd keeps no descriptors for this service: it needs \
-             FileDescriptorStoreMax= in the unit, and systemd 254 or newer",
-        )?),
-        KeeperMode::Auto | KeeperMode::Process => become_keeper(options.sandbox),
+
+    fn choose(&mut self, specs: &Specs, options: &ServeOptions) -> Result<()> {
+        let mode = match (options.keeper, obstacle(specs, options)) {
+            (KeeperMode::Auto, Some(why)) => {
+                // No message where a keeper would have nothing to keep.
+                if has_clients(specs) {
+                    tracing::info!("no keeper: {why}");
+                }
+                KeeperMode::Off
+            }
+            (KeeperMode::Auto, None) if room_of_systemd().is_some() => KeeperMode::Systemd,
+            (KeeperMode::Auto, None) => KeeperMode::Process,
+            (KeeperMode::Process | KeeperMode::Systemd, Some(why)) => bail!("keeper: {why}"),
+            (mode, _) => mode,
+        };
+        if mode != KeeperMode::Systemd {
+            self.leave_systemd();
+        }
+        match mode {
+            KeeperMode::Off => Ok(()),
+            KeeperMode::Systemd => self.take_systemd(room_of_systemd().context(
+                "keeper = systemd: systemd keeps no descriptors for this service: it needs \
+                 FileDescriptorStoreMax= in the unit, and systemd 254 or newer",
+            )?),
+            KeeperMode::Auto | KeeperMode::Process => {
+                become_keeper(options.sandbox, &self.inherited)
+            }
+        }
+    }
+
+    /// Gives the serving process of a keeper its name.
+    pub(crate) fn name_process(&self) {
+        if self.is_kept()
+            && let Ok(name) = std::ffi::CString::new(SERVING)
+        {
+            let _ = rustix::thread::set_name(&name);
+        }
     }
 }
 
@@ -130,15 +148,6 @@ const PROGRAM: &str = "/proc/self/exe";
 /// name the kernel would show otherwise.
 const SERVING: &str = "vnvme-worker";
 
-/// Gives the serving process of a keeper its name.
-pub fn name_process() {
-    if super::is_kept()
-        && let Ok(name) = std::ffi::CString::new(SERVING)
-    {
-        let _ = rustix::thread::set_name(&name);
-    }
-}
-
 fn program(file: &str) -> Command {
     let mut command = Command::new(file);
     command.arg0("vnvme");
@@ -147,8 +156,8 @@ fn program(file: &str) -> Command {
 
 /// Replaces the program of this process (`execve`) by the keeper. The process number stays, and
 /// nothing that was read is needed.
-fn become_keeper(sandbox: SandboxMode) -> Result<()> {
-    inherited::pass_on();
+fn become_keeper(sandbox: SandboxMode, inherited: &Inherited) -> Result<()> {
+    inherited.pass_on();
     let mode = match sandbox {
         SandboxMode::On => ARGUMENTS[1],
         SandboxMode::Off => WITHOUT_SANDBOX,

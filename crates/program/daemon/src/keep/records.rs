@@ -6,10 +6,8 @@
 //! there: with it, it can change the identity and block size of its disks, and the check of their
 //! files, but not which files are opened.
 
-use super::disk::settled;
-use super::pool::{KeptDescriptors, kept};
+use super::session::KeeperSession;
 use anyhow::{Context, Result, ensure};
-use keeper::KeeperClient;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -37,15 +35,15 @@ pub struct RecordsFile {
 impl RecordsFile {
     /// Opens the file that an earlier process has left, with the text in it, or makes a new one.
     /// `None` without a keeper.
-    pub fn open() -> Option<(Self, Option<String>)> {
-        let kept = kept()?;
-        let (file, text) = match kept.take(NAME) {
+    pub fn open(keeper: &KeeperSession) -> Option<(Self, Option<String>)> {
+        keeper.link()?;
+        let (file, text) = match keeper.take(NAME) {
             Some(fd) => {
                 let file = File::from(fd);
                 let newest = newest(&file);
                 (file, newest)
             }
-            None => match new(kept) {
+            None => match new(keeper) {
                 Ok(file) => (file, None),
                 Err(error) => {
                     tracing::error!("records of disks will not outlive the process: {error:#}");
@@ -71,11 +69,9 @@ impl RecordsFile {
     }
 }
 
-fn new(kept: &KeptDescriptors) -> Result<File> {
+fn new(keeper: &KeeperSession) -> Result<File> {
     let file = File::from(memfd_create("vnvme-records", MemfdFlags::CLOEXEC)?);
-    let mut keeper_client = KeeperClient::new(kept.link());
-    keeper_client.store(NAME, file.as_fd())?;
-    settled(&mut keeper_client)?;
+    keeper.store(NAME, file.as_fd())?;
     Ok(file)
 }
 

@@ -1,17 +1,16 @@
 //! Reservations of shared namespaces that have no file for them. Each is a memory file, which the
 //! keeper holds as long as a disk has the namespace: the end of the process is no loss of power.
 
-use super::disk::settled;
 use super::memory::MemoryName;
-use super::pool::kept;
+use super::session::KeeperSession;
 use crate::open::subsystems;
 use anyhow::{Context, Result};
-use keeper::KeeperClient;
 use reservations::{ReservationFile, Reservations, StoredReservations};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Name of the memory in errors.
@@ -37,16 +36,17 @@ pub struct KeptReservations {
 /// # Errors
 /// The memory cannot be created, or has no valid state.
 pub fn open(
+    keeper: &Arc<KeeperSession>,
     subsystem: &str,
     nsid: u32,
 ) -> Result<Option<(KeptReservations, ReservationFile, StoredReservations)>> {
-    let Some(kept) = kept() else {
+    if !keeper.is_kept() {
         return Ok(None);
-    };
+    }
     let owner = subsystems::reservations_owner(subsystem);
     let mut found = None;
-    let name = MemoryName::new(&owner, nsid, |name| {
-        found = kept.take(name);
+    let name = MemoryName::new(keeper, &owner, nsid, |name| {
+        found = keeper.take(name);
         found.is_some()
     });
     if let (Some(name), Some(file)) = (name, found) {
@@ -60,14 +60,12 @@ pub fn open(
         let (file, stored) = ReservationFile::open_memory(file, Path::new(NAME), NAMESPACE)?;
         return Ok(Some((memory, file, stored)));
     }
-    let name = MemoryName::new(&owner, nsid, |_| true).context("too many are kept")?;
+    let name = MemoryName::new(keeper, &owner, nsid, |_| true).context("too many are kept")?;
     let file = memfd_create("vnvme-reservations", MemfdFlags::CLOEXEC).context(NAME)?;
     let file = File::from(file);
     let copy = file.try_clone().context(NAME)?;
     let copy = ReservationFile::new_memory(copy, Path::new(NAME), NAMESPACE)?;
-    let mut keeper_client = KeeperClient::new(kept.link());
-    let stored = keeper_client.store(&name.0, file.as_fd());
-    let stored = stored.and_then(|()| settled(&mut keeper_client));
+    let stored = keeper.store(&name.name, file.as_fd());
     if let Err(error) = &stored {
         tracing::error!(subsystem, nsid, %error, "reservations are not kept");
     }
@@ -89,16 +87,14 @@ impl KeptReservations {
 
 impl Drop for KeptReservations {
     fn drop(&mut self) {
-        let Some(kept) = kept().filter(|_| self.is_kept) else {
+        if !self.is_kept {
             return;
-        };
+        }
+        let MemoryName { name, keeper } = &self.name;
         let file = self.file.try_clone().ok();
         match file.filter(|_| !self.is_used.load(Ordering::Relaxed)) {
-            Some(file) => kept.put_back(&self.name.0, file.into()),
-            // If the removal fails, the next process finds the memory and removes it.
-            None => {
-                let _ = KeeperClient::new(kept.link()).remove(&self.name.0);
-            }
+            Some(file) => keeper.put_back(name, file.into()),
+            None => keeper.remove(name),
         }
     }
 }

@@ -2,14 +2,13 @@
 //! (`nbd::end_previous`), and so are kept until they are over.
 
 use super::disk::settled;
-use super::pool::{KeptDescriptors, kept};
+use super::session::KeeperSession;
 use config::identity;
-use keeper::KeeperClient;
 use nbd::{ConnectionGuard as KeptConnection, ConnectionKeeper, PreviousError, end_previous};
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::Unpoisoned;
 
@@ -21,7 +20,7 @@ const PREFIX: &str = "vnvme.n";
 /// end them.
 #[derive(Debug)]
 pub struct KeptServers {
-    kept: &'static KeptDescriptors,
+    keeper: Arc<KeeperSession>,
     /// Connections that the previous process has left, with the keeper's names for them, by server.
     left: Mutex<BTreeMap<String, Vec<(String, OwnedFd)>>>,
     last: AtomicU32,
@@ -31,20 +30,20 @@ pub struct KeptServers {
 
 impl KeptServers {
     /// Creates the list of connections; `None` without a keeper.
-    pub fn new(limit: Duration) -> Option<Self> {
-        let kept = kept()?;
+    pub fn new(keeper: &Arc<KeeperSession>, limit: Duration) -> Option<Self> {
+        keeper.link()?;
         let mut left = BTreeMap::<String, Vec<(String, OwnedFd)>>::new();
-        for name in kept.names() {
+        for name in keeper.names() {
             if let Some(rest) = name.strip_prefix(PREFIX)
                 && let Some((server, _)) = rest.split_once('.')
-                && let Some(fd) = kept.take(&name)
+                && let Some(fd) = keeper.take(&name)
             {
                 let all = left.entry(server.to_owned()).or_default();
                 all.push((name, fd));
             }
         }
         Some(Self {
-            kept,
+            keeper: keeper.clone(),
             left: Mutex::new(left),
             last: AtomicU32::new(0),
             limit,
@@ -61,11 +60,12 @@ impl ConnectionKeeper for KeptServers {
         let (names, fds): (Vec<_>, Vec<_>) = left.into_iter().unzip();
         // Should that fail, the keeper has them still, for another try.
         end_previous(server, fds, self.limit)?;
-        let mut keeper_client = KeeperClient::new(self.kept.link());
-        for name in names {
-            let _ = keeper_client.remove(&name);
+        if let Some(mut keeper_client) = self.keeper.client() {
+            for name in names {
+                let _ = keeper_client.remove(&name);
+            }
+            let _ = settled(&mut keeper_client);
         }
-        let _ = settled(&mut keeper_client);
         Ok(())
     }
 
@@ -75,11 +75,9 @@ impl ConnectionKeeper for KeptServers {
             self.last.fetch_add(1, Ordering::Relaxed),
         );
         let name = format!("{PREFIX}{}.{process}.{number}", identity::server(server));
-        let mut keeper_client = KeeperClient::new(self.kept.link());
-        let stored = keeper_client.store(&name, connection);
-        match stored.and_then(|()| settled(&mut keeper_client)) {
+        match self.keeper.store(&name, connection) {
             Ok(()) => Some(Box::new(Connection {
-                kept: self.kept,
+                keeper: self.keeper.clone(),
                 name,
             })),
             Err(error) => {
@@ -96,13 +94,13 @@ impl ConnectionKeeper for KeptServers {
 
 /// Connection to a server that the keeper holds until this value is dropped.
 struct Connection {
-    kept: &'static KeptDescriptors,
+    keeper: Arc<KeeperSession>,
     name: String,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
         // If the removal fails, the next process ends the connection once more.
-        let _ = KeeperClient::new(self.kept.link()).remove(&self.name);
+        self.keeper.remove(&self.name);
     }
 }

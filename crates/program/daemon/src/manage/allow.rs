@@ -2,8 +2,9 @@
 //! the folders that the configuration lists. The sandbox enforces this in any case. The checks here
 //! produce readable errors before anything is tried.
 
+use crate::confine::inherited::Inherited;
+use crate::confine::path_check::PathAnswers;
 use crate::confine::socket_maker::Grants;
-use crate::confine::{inherited, path_check};
 use crate::open;
 use crate::serve::options::ServeOptions;
 use config::access::SocketAccess;
@@ -13,6 +14,7 @@ use control::Error;
 use remote::{Address, HostPort};
 use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 /// Word in the `allow` list that permits block devices of the host (ublk).
 pub const UBLK: &str = "ublk";
@@ -29,6 +31,8 @@ pub struct Allow {
     access: SocketAccess,
     /// Access to sockets that can be set in the sandbox.
     grants: Grants,
+    inherited: Arc<Inherited>,
+    answers: Arc<PathAnswers>,
 }
 
 /// Returns the folders and files of the `allow` list.
@@ -62,8 +66,13 @@ pub fn allows_ublk(options: &ServeOptions) -> bool {
 impl Allow {
     /// Makes the checks of a process with these options. `access` is the default access of its
     /// sockets.
-    pub fn new(options: &ServeOptions, access: &SocketAccess, grants: Grants) -> Self {
-        let real = |path: PathBuf| path_check::canonicalize(&path).unwrap_or(path);
+    pub fn new(
+        options: &ServeOptions,
+        access: &SocketAccess,
+        grants: Grants,
+        inherited: &Arc<Inherited>,
+    ) -> Self {
+        let real = |path: PathBuf| options.answers.canonicalize(&path).unwrap_or(path);
         let places = places(options).into_iter().map(real).collect();
         Self {
             places: (options.sandbox == SandboxMode::On).then_some(places),
@@ -72,6 +81,8 @@ impl Allow {
             here: std::env::current_dir().unwrap_or_default(),
             access: access.clone(),
             grants,
+            inherited: inherited.clone(),
+            answers: options.answers.clone(),
         }
     }
 
@@ -146,7 +157,10 @@ impl Allow {
             return Ok(());
         }
         // The opener of an inherited socket has set its access already.
-        if disk.socket().is_some_and(inherited::is_there) {
+        if disk
+            .socket()
+            .is_some_and(|socket| self.inherited.is_there(socket))
+        {
             return Ok(());
         }
         Err(Error::unsupported(format!(
@@ -220,7 +234,7 @@ impl Allow {
         let Some(places) = &self.places else {
             return Ok(());
         };
-        let real = real(&self.here.join(path));
+        let real = real(&self.here.join(path), &self.answers);
         // Where it leads could not be found out: nothing of it is trusted.
         let leads_up = real.components().any(|part| part == Component::ParentDir);
         if !leads_up && places.iter().any(|place| real.starts_with(place)) {
@@ -248,8 +262,8 @@ fn scheme(url: &str) -> &str {
 }
 
 /// Resolves the links of a path: of the file itself, or of the folder in which it is to be made.
-fn real(path: &Path) -> PathBuf {
-    if path_check::is_unanswered(path) {
+fn real(path: &Path, answers: &PathAnswers) -> PathBuf {
+    if answers.is_unanswered(path) {
         return std::path::absolute(path).unwrap_or_else(|_| path.into());
     }
     if let Ok(real) = path.canonicalize() {
@@ -277,6 +291,7 @@ mod tests {
             &ServeOptions::new(process, 1),
             &SocketAccess::default(),
             Grants::default(),
+            &Arc::default(),
         )
     }
 

@@ -63,7 +63,11 @@ impl Manager {
                 "\"{name}\" is no controller, and only controllers have ANA states"
             )));
         };
-        let subsystem = self.worker_context.opener.subsystems.of(spec);
+        let subsystem = self
+            .worker_context
+            .opener
+            .subsystems
+            .of(spec, self.keeper());
         let (Some(subsystem), Some(cntlid)) = (subsystem, spec.cntlid) else {
             return Err(Error::conflict(format!("\"{name}\" is in no subsystem")));
         };

@@ -4,7 +4,6 @@ use super::plan::Scope;
 use super::table::DiskRecord;
 use super::{Manager, Source};
 use crate::check::check;
-use crate::keep;
 use crate::open::pools::DiskPool;
 use crate::open::subsystems::memory_owner;
 use config::check::check_filled;
@@ -96,7 +95,7 @@ impl Manager {
             kind: entry.spec.kind(),
             socket: entry.spec.socket().map(|path| path.display().to_string()),
             device,
-            not_kept: running.is_some() && keep::has_lost_keeper(),
+            not_kept: running.is_some() && self.keeper().has_lost_keeper(),
             not_yet_kept: running.is_some_and(|running| self.is_behind(running)),
             attached,
             state: match (&entry.failed, attached) {
@@ -244,11 +243,12 @@ impl Manager {
         let mut disks: Vec<DiskSpec> = served
             .map(|(_, entry)| self.with_settings(&entry.spec))
             .collect();
-        let control = self.worker_context.options.control.as_deref();
+        let options = &self.worker_context.options;
+        let check = |specs: &Specs| check(specs, options.control.as_deref(), &options.answers);
         // An unavailable disk that conflicts with another disk by now is not written.
         for (_, entry) in unavailable {
             disks.push(self.with_settings(&entry.spec));
-            if check(&DiskSpec::specs(disks.iter()), control).is_err() {
+            if check(&DiskSpec::specs(disks.iter())).is_err() {
                 disks.pop();
             }
         }
@@ -256,7 +256,7 @@ impl Manager {
         let saved = to_file((!process.is_empty()).then_some(process), disks.iter());
         let checked = saved.and_then(|text| {
             let again = parse_config(Path::new("the configuration"), &text)?;
-            check(&again, control)?;
+            check(&again)?;
             Ok(text)
         });
         checked.map_err(|error| Error::failed(format!("{error:#}")))

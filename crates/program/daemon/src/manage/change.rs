@@ -9,10 +9,8 @@ use super::bounded::{Decision, bounded};
 use super::refused::failed;
 use super::table::{BusyDisk, DiskServer, Next, ReservedName, ServedDisk, Source};
 use crate::confine::path_check::opening_for;
-use crate::confine::sockets;
 use crate::front::kind::{AddedFrontend, OpenedDisk, Ready, Seat, front_end};
 use crate::front::{Front, NvmeFront, Worker};
-use crate::keep;
 use crate::open::prepare::{ListenContext, make_room};
 use crate::serve::worker_context::WorkerContext;
 use config::disk::{Address, DiskSpec};
@@ -89,10 +87,11 @@ impl Manager {
 
     /// Opens a disk's volumes.
     pub(super) fn open(&self, spec: &DiskSpec) -> Result<OpenedDisk, Error> {
+        let opener = &self.worker_context.opener;
         if let Some(socket) = spec.socket() {
-            make_room(socket, spec.origin()).map_err(failed)?;
+            make_room(socket, spec.origin(), opener).map_err(failed)?;
         }
-        OpenedDisk::new(spec, &self.worker_context.opener).map_err(failed)
+        OpenedDisk::new(spec, opener).map_err(failed)
     }
 
     /// Serves a disk with open volumes.
@@ -105,6 +104,7 @@ impl Manager {
                 .allow
                 .is_confined()
                 .then_some(&self.worker_context.socket_maker),
+            opener: &self.worker_context.opener,
         };
         let ready = match opened.ready {
             Ready::Listener(ready) => ready,
@@ -199,7 +199,7 @@ impl Manager {
     /// Removes a disk.
     pub(super) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
         if let Some(spec) = self.forget_unavailable(name)? {
-            give_up(&spec);
+            self.give_up(&spec);
             self.registry().settings.retain(name, |_| false);
             return Ok(());
         }
@@ -214,7 +214,7 @@ impl Manager {
         })
     }
 
-    /// Removes a disk if it is unavailable. Its kept descriptors stay until [`give_up`].
+    /// Removes a disk if it is unavailable. Its kept descriptors stay until [`Manager::give_up`].
     ///
     /// # Errors
     /// The removal cannot be recorded.
@@ -310,6 +310,12 @@ impl Manager {
         }
     }
 
+    /// Closes the kept descriptors of a disk that was unavailable and has been removed.
+    pub(super) fn give_up(&self, spec: &DiskSpec) {
+        self.keeper().give_up(spec, "the disk was removed");
+        self.worker_context.opener.idle.release(spec);
+    }
+
     /// Returns whether the attached client is not yet kept, because the keeper is late.
     pub(super) fn is_behind(&self, running: &ServedDisk) -> bool {
         let DiskServer::Worker { worker, owner } = running.server else {
@@ -321,12 +327,6 @@ impl Manager {
         });
         behind.unwrap_or(false)
     }
-}
-
-/// Closes the kept descriptors of a disk that was unavailable and has been removed.
-pub(super) fn give_up(spec: &DiskSpec) {
-    keep::give_up(spec, "the disk was removed");
-    sockets::release(spec);
 }
 
 /// Returns the error for changes of a disk in a subsystem, which stays as it was at the start.

@@ -29,7 +29,7 @@ pub(crate) use table::{DiskFailure, DiskServer, DiskTable, ServedDisk, Source};
 
 use crate::check::check;
 use crate::confine::descriptors::Room;
-use crate::keep;
+use crate::keep::KeeperSession;
 use crate::registry::Registry;
 use crate::serve::worker_context::WorkerContext;
 use config::disk::DiskSpec;
@@ -55,6 +55,8 @@ pub struct Manager {
     config: Option<PathBuf>,
     /// Lock that is held while a configuration is applied, so that one is applied at a time.
     applying: Mutex<()>,
+    /// Lock that is held while a disk is retried whose recovery has ended earlier processes.
+    alone: Mutex<()>,
     /// Lock that is held while settings of volumes are changed.
     setting: Mutex<()>,
     /// Disks of the configuration file as it was read last, by name.
@@ -72,12 +74,14 @@ impl Manager {
                 &worker_context.options,
                 &process.access,
                 worker_context.socket_maker.grants().clone(),
+                &worker_context.opener.keeper.inherited,
             ),
             room,
             process,
             said: daemon.process,
             config: daemon.config,
             applying: Mutex::default(),
+            alone: Mutex::default(),
             setting: Mutex::default(),
             file: Mutex::new(daemon.file),
             recorded: Mutex::default(),
@@ -95,6 +99,11 @@ impl Manager {
         &self.worker_context.registry
     }
 
+    /// Returns the session with the keeper.
+    pub fn keeper(&self) -> &Arc<KeeperSession> {
+        &self.worker_context.opener.keeper
+    }
+
     /// Checks that there is a disk with this name.
     ///
     /// # Errors
@@ -107,7 +116,8 @@ impl Manager {
     /// all disks.
     fn check_all<'a>(&self, disks: impl Iterator<Item = &'a DiskSpec>) -> Result<(), Error> {
         let specs = DiskSpec::specs(disks);
-        let checked = check(&specs, self.worker_context.options.control.as_deref());
+        let options = &self.worker_context.options;
+        let checked = check(&specs, options.control.as_deref(), &options.answers);
         checked.map_err(|error| Error::conflict(format!("{error:#}")))?;
         let room = self.room.check(&specs);
         room.map_err(|error| Error::conflict(format!("{error:#}")))
@@ -115,7 +125,8 @@ impl Manager {
 
     /// Checks the configuration of a disk by itself, without regard to other disks.
     fn check_alone(&self, disk: &DiskSpec) -> Result<(), Error> {
-        let checked = check(&DiskSpec::specs(std::iter::once(disk)), None);
+        let specs = DiskSpec::specs(std::iter::once(disk));
+        let checked = check(&specs, None, &self.worker_context.options.answers);
         checked.map_err(|error| Error::invalid(format!("{error:#}")))
     }
 
@@ -134,7 +145,7 @@ impl Manager {
         self.worker_context.registry.described.set(disks);
         let all = self.worker_context.table.all().into_iter();
         let controllers = all.filter(|(_, entry)| entry.spec.kind() == DiskKind::Controller);
-        keep::expect_disks(controllers.count());
+        self.keeper().expect_disks(controllers.count());
         self.worker_context
             .registry
             .events

@@ -3,7 +3,7 @@
 use super::Manager;
 use super::ana;
 use super::bounded::bounded;
-use super::change::{VOLUME_TIMEOUT, attached, give_up, in_subsystem};
+use super::change::{VOLUME_TIMEOUT, attached, in_subsystem};
 use super::refused::failed;
 use super::table::{DiskRecord, Source};
 use crate::front::kind::OpenedDisk;
@@ -106,7 +106,7 @@ impl Manager {
         for done in done {
             // The disk's kept descriptors belong to another disk by now, or to none.
             if let AppliedStep::Forgotten(entry) = done {
-                give_up(&entry.spec);
+                self.give_up(&entry.spec);
             }
         }
         self.worker_context.table.try_again();

@@ -4,7 +4,8 @@
 use super::table::Next;
 use super::{Manager, Source};
 use crate::check::check;
-use crate::keep::{self, PreviousConfiguration, Unavailable};
+use crate::confine::path_check::PathAnswers;
+use crate::keep::{KeeperSession, PreviousConfiguration, Unavailable};
 use crate::open::prepare::UnavailableDisk;
 use anyhow::{Context, Result, bail, ensure};
 use config::disk::{DiskSpec, to_file};
@@ -99,11 +100,12 @@ pub fn beside(
     configured: &Specs,
     kept: &[DiskSpec],
     control: Option<&Path>,
+    answers: &PathAnswers,
 ) -> (Specs, Vec<UnavailableDisk>) {
     let with = |more: &Specs| {
         let mut all = configured.clone();
         all.extend(more.clone());
-        check(&all, control)
+        check(&all, control, answers)
     };
     let all = DiskSpec::specs(kept.iter());
     if with(&all).is_ok() {
@@ -258,7 +260,7 @@ impl Manager {
             ..PreviousConfiguration::new(configured, &self.process, added, &self.said)
         };
         drop(file);
-        recorded.note(now).map_err(|error| {
+        recorded.note(now, self.keeper()).map_err(|error| {
             Error::failed(format!(
                 "the keeper does not record the change for the next process: {error:#}"
             ))
@@ -334,10 +336,10 @@ impl Recorded {
         Ok(())
     }
 
-    fn note(&mut self, now: PreviousConfiguration) -> Result<()> {
+    fn note(&mut self, now: PreviousConfiguration, keeper: &KeeperSession) -> Result<()> {
         if self.noted.as_ref() != Some(&now) {
             self.noted = None;
-            keep::note(&now)?;
+            keeper.note(&now)?;
             self.noted = Some(now);
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The running disks by name, with the changes under way.
 
 use crate::check::check;
-use crate::confine::path_check::opening_for;
+use crate::confine::path_check::{PathAnswers, opening_for};
 use crate::registry::guarded_list::ListEntry;
 use config::disk::DiskSpec;
 use control::Error;
@@ -106,6 +106,7 @@ pub struct DiskTable {
     entries: Mutex<BTreeMap<String, DiskRecord>>,
     /// Path of the control socket, which no disk may use.
     control: Option<PathBuf>,
+    answers: Arc<PathAnswers>,
     /// Whether all disks of the start are in the table.
     complete: Mutex<bool>,
     completed: Condvar,
@@ -115,10 +116,11 @@ pub struct DiskTable {
 
 impl DiskTable {
     /// Creates an empty table. `control` is the path of the process's control socket.
-    pub fn new(control: Option<PathBuf>) -> Self {
+    pub fn new(control: Option<PathBuf>, answers: Arc<PathAnswers>) -> Self {
         Self {
             entries: Mutex::default(),
             control,
+            answers,
             complete: Mutex::default(),
             completed: Condvar::new(),
             changed: Condvar::new(),
@@ -226,7 +228,7 @@ impl DiskTable {
             return Err(Error::conflict(format!("\"{name}\" has been removed")));
         };
         let together = DiskSpec::specs(others.iter().chain(std::iter::once(&entry.spec)));
-        check(&together, self.control.as_deref())
+        check(&together, self.control.as_deref(), &self.answers)
             .map_err(|error| Error::conflict(format!("{error:#}")))?;
         entry.busy = Some("being added");
         Ok(RetriedDisk {
@@ -325,11 +327,11 @@ impl DiskTable {
             }));
         }
         let alone = DiskSpec::specs(std::iter::once(&spec));
-        check(&alone, None).map_err(|error| Error::invalid(format!("{error:#}")))?;
+        check(&alone, None, &self.answers).map_err(|error| Error::invalid(format!("{error:#}")))?;
         let others = entries.values().filter(|entry| entry.failed.is_none());
         let others = others.map(|entry| &entry.spec);
         let together = DiskSpec::specs(others.chain(std::iter::once(&spec)));
-        check(&together, self.control.as_deref())
+        check(&together, self.control.as_deref(), &self.answers)
             .map_err(|error| Error::conflict(format!("{error:#}")))?;
         let entry = DiskRecord {
             spec,

@@ -5,12 +5,13 @@
 
 use super::Manager;
 use super::table::DiskFailure;
-use crate::confine::{path_check, sockets};
-use crate::keep;
+use crate::confine::path_check;
+use crate::keep::Attempt;
+use crate::serve::Serving;
 use config::disk::DiskSpec;
 use control::Error;
 use control::api::EventKind;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
@@ -22,9 +23,6 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 const SANDBOX: &str = "; the sandbox may keep this process from it: vnvme upgrade has another one \
                        take its place, which opens the disk";
 
-/// Lock that is held while a disk is retried whose recovery has ended earlier processes.
-static ALONE: Mutex<()> = Mutex::new(());
-
 /// Interval of checks whether a disk whose files do not answer has been removed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -34,7 +32,7 @@ struct AskedAgain;
 impl Manager {
     /// Retries the unavailable disks for as long as they are unavailable. Each disk has a thread of
     /// its own, because opening a file may hang.
-    pub fn retry_unavailable(self: &Arc<Self>) {
+    pub(crate) fn retry_unavailable(self: &Arc<Self>, _: &Serving) {
         let all = self.worker_context.table.all().into_iter();
         let mut any = !self.worker_context.options.unavailable.disks.is_empty();
         for (name, _) in all.filter(|(_, entry)| entry.failed.is_some()) {
@@ -59,7 +57,7 @@ impl Manager {
 
     fn retry(self: &Arc<Self>, name: &str) {
         while self.wait_started().is_err() {}
-        let kills = keep::pause_after_deaths(name);
+        let kills = self.keeper().pause_after_deaths(name);
         let mut pause = kills.unwrap_or(FIRST_PAUSE);
         loop {
             self.worker_context.table.wait_changed(pause);
@@ -73,8 +71,8 @@ impl Manager {
                 Err(AskedAgain) => continue,
             };
             // Should the process die, the next one knows at which disk.
-            let alone = kills.map(|_| ALONE.lock().unpoisoned());
-            let attempt = keep::Attempt::new(name);
+            let alone = kills.map(|_| self.alone.lock().unpoisoned());
+            let attempt = Attempt::new(self.keeper(), name);
             let served = self.serve_again(name, &failed, attempt);
             drop(alone);
             let Err(error) = served else {
@@ -123,7 +121,7 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         failed: &Arc<DiskFailure>,
-        attempt: keep::Attempt,
+        attempt: Attempt,
     ) -> Result<(), Error> {
         let Some((spec, _)) = self.worker_context.table.unavailable(name) else {
             return Ok(());
@@ -178,9 +176,9 @@ impl Manager {
     pub fn end_unavailable(&self) {
         for (_, entry) in self.worker_context.table.all() {
             if entry.failed.is_some() {
-                keep::give_up(&entry.spec, "the process ends");
+                self.keeper().give_up(&entry.spec, "the process ends");
             }
         }
-        sockets::release_all();
+        self.worker_context.opener.idle.release_all();
     }
 }

@@ -8,7 +8,9 @@ pub(crate) mod prepare;
 pub(crate) mod removal;
 pub(crate) mod subsystems;
 
-use crate::keep::{self, KeptServers};
+use crate::confine::Unconfined;
+use crate::confine::sockets::IdleSockets;
+use crate::keep::{self, KeeperSession, KeptServers};
 use crate::open::devices::DeviceRegistry;
 use crate::open::direct::Direct;
 use crate::open::pools::{DiskPool, Pools};
@@ -114,6 +116,10 @@ fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<DeviceNamesp
 /// Opener of volumes for all workers of the process, which share devices that can be opened only
 /// once. A device is shared by all its served namespaces and slices on all workers.
 pub struct Opener {
+    /// Session with the keeper, from which disks continue.
+    pub keeper: Arc<KeeperSession>,
+    /// Sockets of the disks that are unavailable.
+    pub idle: IdleSockets,
     /// Registry of the volumes' I/O limits, through which they are changed.
     limits: LimitRegistry,
     /// Registry of the volumes' error policies, through which they are changed.
@@ -139,13 +145,18 @@ pub struct Opener {
 
 impl Opener {
     /// Creates the opener of a process with these options; `registry` lists the opened volumes.
-    pub fn new(registry: &crate::registry::Registry, options: &ServeOptions) -> Self {
+    pub fn new(
+        _outside: &Unconfined,
+        registry: &crate::registry::Registry,
+        options: &ServeOptions,
+    ) -> Self {
         let within = Arc::default();
         let devices = registry.devices.clone();
-        // The files with this host's identity are read now, since they cannot be read inside the
-        // sandbox.
+        // The files with this host's identity.
         fabrics::local_identity();
         Self {
+            keeper: registry.keeper.clone(),
+            idle: IdleSockets::default(),
             limits: registry.limits.clone(),
             on_error: registry.on_error.clone(),
             settings: registry.settings.clone(),
@@ -154,14 +165,14 @@ impl Opener {
                 devices,
                 options.sandbox,
                 Arc::clone(&within),
-                KeptServers::new(options.previous.limit),
+                KeptServers::new(&registry.keeper, options.previous.limit),
             ),
             within,
             subsystems: Subsystems::default(),
             pools: Pools::default(),
             block_sizes: BlockSizes::default(),
             events: registry.events.clone(),
-            records: Records::open(options),
+            records: Records::open(options, &registry.keeper),
         }
     }
 
@@ -202,7 +213,7 @@ impl Opener {
     /// Opens the volume of a namespace: of the disk of this name, under this number.
     pub fn open(&self, spec: &NamespaceSpec, disk: &str, nsid: u32) -> Result<OpenedVolume> {
         let url = &*spec.volume;
-        let place = keep::memory_place(disk, nsid);
+        let place = keep::memory_place(&self.keeper, disk, nsid);
         if let Some(why) = no_nbd(url) {
             bail!("{url}: {why}");
         }
@@ -358,19 +369,25 @@ impl InnerVolumes {
 
 /// Volumes behind a controller in this very thread: devices without a CPU of their own.
 fn controller_kind(within: Arc<InnerVolumes>) -> VolumeKind<DeviceNamespace> {
+    let count = AtomicU64::new(1);
     VolumeKind::new(CONTROLLER, move |url: &mut VolumeUrl<'_>, options| {
         let inner = match within.take(url.name) {
             Some(inner) => inner,
             None => open_url(url.name, OpenOptions::default())?,
         };
-        let below = open_within(url.take_text(), inner, options.read_only);
+        let number = count.fetch_add(1, Ordering::Relaxed);
+        let below = open_within(url.take_text(), inner, options.read_only, number);
         let below = below.map_err(|error| OpenError::Other(error.into()))?;
         Ok(BareVolume::attached(below.volume.clone(), below))
     })
 }
 
-fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<DeviceNamespace> {
-    static COUNT: AtomicU64 = AtomicU64::new(1);
+fn open_within(
+    whole: &str,
+    volume: Arc<dyn Volume>,
+    read_only: bool,
+    number: u64,
+) -> Result<DeviceNamespace> {
     let namespace = NamespaceConfig {
         nsid: 1,
         block_size: volume.info().block_size.max(512),
@@ -392,7 +409,6 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
     };
     let controller = Controller::new(0, config, vec![namespace], &io)?;
     let transport = in_process::local(Host::new(controller, io)?);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
     DeviceNamespace::new(
         Device::open(transport, Options::default())?,
         1,
@@ -502,7 +518,7 @@ mod tests {
             sandbox: SandboxMode::Off,
             ..ServeOptions::new(config::spec::ProcessSpec::default(), 1)
         };
-        Opener::new(&registry, &options)
+        Opener::new(&Unconfined::at_start(), &registry, &options)
     }
 
     fn error(url: &str) -> String {

@@ -4,11 +4,10 @@
 //! (`crate::confine`), where nothing can be opened any more.
 
 use crate::confine::socket_maker::SocketMaker;
-use crate::confine::{inherited, path_check};
-use crate::confine::{sockets, tcp};
+use crate::confine::{Unconfined, path_check, tcp};
 use crate::front::kind::{ListeningDisk, OpenedDisk, Ready};
 use crate::front::ublk::OpenDisk;
-use crate::keep;
+use crate::keep::Attempt;
 use crate::manage::Source;
 use crate::open::{OpenedVolume, Opener};
 use crate::record::Open as OpenNamespace;
@@ -133,10 +132,13 @@ pub struct ListenContext<'a> {
     pub receiver: &'a Receiver,
     /// Maker of sockets for other users, in the sandbox.
     pub maker: Option<&'a SocketMaker>,
+    pub opener: &'a Opener,
 }
 
 impl ListenContext<'_> {
-    /// Makes the socket of a disk: see [`bind`].
+    /// Listens at a path: with the socket that a service manager has opened, or with `kept`, which
+    /// a previous process has listened with, or else with a new one. In the sandbox `maker` makes
+    /// one for other users.
     pub fn bind(
         &self,
         socket: &Path,
@@ -144,51 +146,40 @@ impl ListenContext<'_> {
         origin: &Origin,
         kept: Option<(OwnedFd, u64)>,
     ) -> Result<Listener> {
-        bind(socket, &access.or(self.usual), origin, kept, self.maker)
-    }
-}
-
-/// Listens at a path: with the socket that a service manager has opened, or with `kept`, which a
-/// previous process has listened with, or else with a new one. In the sandbox `maker` makes one for
-/// other users.
-pub fn bind(
-    socket: &Path,
-    access: &SocketAccess,
-    origin: &Origin,
-    kept: Option<(OwnedFd, u64)>,
-    maker: Option<&SocketMaker>,
-) -> Result<Listener> {
-    if access.is_open_to_all() {
-        let socket = socket.display();
-        tracing::warn!(%socket, "every user of this machine may connect (socket-mode)");
-    }
-    let inherited = origin.place("socket", inherited::listener(socket, access))?;
-    if let Some(listener) = inherited.or_else(|| sockets::take(socket)) {
-        return Ok(listener);
-    }
-    if let Some((kept, inode)) = kept {
-        match Listener::kept(kept, socket, inode) {
-            Ok(listener) => return Ok(listener.owned_if(keep::owns_sockets())),
-            Err(error) => {
-                let socket = socket.display();
-                tracing::warn!(%socket, %error, "a kept socket cannot be used");
+        let Opener { keeper, idle, .. } = self.opener;
+        let access = &access.or(self.usual);
+        if access.is_open_to_all() {
+            let socket = socket.display();
+            tracing::warn!(%socket, "every user of this machine may connect (socket-mode)");
+        }
+        let inherited = origin.place("socket", keeper.inherited.listener(socket, access))?;
+        if let Some(listener) = inherited.or_else(|| idle.take(socket)) {
+            return Ok(listener);
+        }
+        if let Some((kept, inode)) = kept {
+            match Listener::kept(kept, socket, inode) {
+                Ok(listener) => return Ok(listener.owned_if(keeper.owns_sockets())),
+                Err(error) => {
+                    let socket = socket.display();
+                    tracing::warn!(%socket, %error, "a kept socket cannot be used");
+                }
             }
         }
+        let listener = match self.maker {
+            Some(maker) if !access.is_usual() => maker.listen(socket, access).map_err(Into::into),
+            _ => access
+                .resolve()
+                .and_then(|access| Ok(Listener::bind_for(socket, &access)?)),
+        };
+        origin.place("socket", listener)
     }
-    let listener = match maker {
-        Some(maker) if !access.is_usual() => maker.listen(socket, access).map_err(Into::into),
-        _ => access
-            .resolve()
-            .and_then(|access| Ok(Listener::bind_for(socket, &access)?)),
-    };
-    origin.place("socket", listener)
 }
 
 /// Sees to it that a socket can be made, before volumes are opened for it: a process that serves it
 /// already has the volumes, too, and is the better explanation.
-pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
-    let is_kept = keep::listens_at(socket) || keep::export_listens_at(socket);
-    if inherited::is_there(socket) || is_kept || sockets::is_held(socket) {
+pub fn make_room(socket: &Path, origin: &Origin, opener: &Opener) -> Result<()> {
+    let Opener { keeper, idle, .. } = opener;
+    if keeper.inherited.is_there(socket) || keeper.listens_at(socket) || idle.is_held(socket) {
         return Ok(());
     }
     let free = Listener::make_room(socket).map_err(Into::into);
@@ -264,21 +255,21 @@ fn open(
     let (added, configured): (Vec<_>, Vec<_>) = disks.partition(is_added);
     for disk in configured.into_iter().chain(added) {
         let name = disk.name();
-        if let Some(since) = path_check::hanging_since(&name) {
+        if let Some(since) = options.answers.hanging_since(&name) {
             let unserved = UnavailableDisk::hanging(disk, since);
             all.lock().unpoisoned().unserved.push(unserved);
             continue;
         }
         if options.may_be_unavailable(&name)
-            && let Some(why) = keep::deaths_of(&name)
+            && let Some(why) = opener.keeper.deaths_of(&name)
         {
             let unserved = UnavailableDisk::new(disk, &anyhow!(why));
             all.lock().unpoisoned().unserved.push(unserved);
             continue;
         }
-        let _attempt = keep::Attempt::part(&name);
+        let _attempt = Attempt::part(&opener.keeper, &name);
         let room = if options.may_be_left_out(&name) {
-            make_room_for(&disk)
+            make_room_for(&disk, opener)
         } else {
             Ok(())
         };
@@ -288,20 +279,10 @@ fn open(
                 let unserved = UnavailableDisk::new(disk, &error);
                 all.lock().unpoisoned().unserved.push(unserved);
             }
-            Err(error) => return Err(not_served(&name, error)),
+            Err(error) => return Err(options.not_served(&name, error)),
         }
     }
     Ok(())
-}
-
-/// Returns the error of a disk that keeps the process from serving any.
-pub fn not_served(name: &str, error: anyhow::Error) -> anyhow::Error {
-    // The operator of an upgrade has not named the disk.
-    if keep::is_replacement() {
-        error.context(format!("disk {name} cannot be served"))
-    } else {
-        error
-    }
 }
 
 /// Makes sure that the sockets can be made, for all disks that must not be left out. Called before
@@ -309,42 +290,35 @@ pub fn not_served(name: &str, error: anyhow::Error) -> anyhow::Error {
 ///
 /// # Errors
 /// A process that serves such a socket does not end.
-pub fn make_room_for_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
+pub fn make_room_for_all(specs: &Specs, opener: &Opener, options: &ServeOptions) -> Result<()> {
     let disks = DiskSpec::all(specs).into_iter();
     let mut needed = disks.filter(|disk| !options.may_be_left_out(&disk.name()));
     needed.try_for_each(|disk| {
-        let room = make_room_for(&disk);
-        room.map_err(|error| not_served(&disk.name(), error))
+        let room = make_room_for(&disk, opener);
+        room.map_err(|error| options.not_served(&disk.name(), error))
     })
 }
 
-fn make_room_for(disk: &DiskSpec) -> Result<()> {
+fn make_room_for(disk: &DiskSpec, opener: &Opener) -> Result<()> {
     let socket = disk.socket();
-    socket.map_or(Ok(()), |socket| make_room(socket, disk.origin()))
+    socket.map_or(Ok(()), |socket| make_room(socket, disk.origin(), opener))
 }
 
 /// Makes the sockets, now that there is nothing left that a client would wait for, or that could
 /// take its disk away from it again.
 fn listen(
-    specs: &Specs,
     workers: usize,
+    context: &ListenContext<'_>,
     options: &ServeOptions,
-    receiver: &Receiver,
     opening: Opening,
 ) -> Result<Open> {
-    let usual = &specs.process.access;
-    let context = ListenContext {
-        usual,
-        receiver,
-        maker: None,
-    };
     let mut loads = Vec::new();
     loads.resize_with(workers, Load::default);
     let mut turns = (0..workers).cycle();
     let mut unserved = opening.unserved;
     // Access control is set now: the sandbox lets no file change its owner.
     for disk in unserved.iter().map(|unserved| &unserved.disk) {
-        if let Err(error) = sockets::hold(disk, usual)
+        if let Err(error) = context.opener.idle.hold(disk, context)
             && !options.may_be_left_out(&disk.name())
         {
             return Err(error);
@@ -356,7 +330,7 @@ fn listen(
             unserved.push(UnavailableDisk::new(disk, &error));
             Ok(())
         } else {
-            Err(not_served(&name, error))
+            Err(options.not_served(&name, error))
         }
     };
     let (mut opened, mut disks) = (opening.disks, Vec::new());
@@ -394,21 +368,22 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// threads that belong to the one that submits, have its rights, and end with it: none of them is
 /// left when the sandbox is entered.
 ///
-/// Where it has not ended within `limit` after the order to end, the process ends, after
+/// Where it has not ended within the stop timeout after the order to end, the process ends, after
 /// `clean_up`.
 pub fn open_all(
+    _outside: &Unconfined,
     specs: &Specs,
     workers: usize,
-    opener: &Opener,
-    receiver: &Receiver,
+    context: &ListenContext<'_>,
     options: &ServeOptions,
-    (stop, limit): (&StopSignal, Duration),
+    stop: &StopSignal,
     mut clean_up: impl FnMut(),
 ) -> Result<Open> {
+    let limit = options.polling.stop_timeout;
     let all = Mutex::<Opening>::default();
     let (told, opened) = channel();
     std::thread::scope(|scope| {
-        let open = || told.send(open(specs, opener, options, &all));
+        let open = || told.send(open(specs, context.opener, options, &all));
         let builder = std::thread::Builder::new().name("open".into());
         let thread = builder.spawn_scoped(scope, open);
         let thread = thread.context("thread \"open\"")?;
@@ -438,5 +413,5 @@ pub fn open_all(
         opened
     })?;
     let opening = all.into_inner().unpoisoned();
-    listen(specs, workers, options, receiver, opening)
+    listen(workers, context, options, opening)
 }

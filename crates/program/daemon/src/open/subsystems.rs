@@ -4,7 +4,7 @@
 //! all of them. Its volume is opened once, with its zones if it is to have any, and both are open
 //! as long as one of the disks has them.
 
-use crate::keep::{self, KeptReservations};
+use crate::keep::{self, KeeperSession, KeptReservations};
 use crate::open::{OpenedVolume, Opener};
 use anyhow::{Context, Result, ensure};
 use config::disk::Disk;
@@ -14,16 +14,18 @@ use controller::{InSubsystem, ReservationStore, Saved, Subsystem};
 use namespace_files::{NamespaceFiles, WeakNamespaceFiles};
 use reservations::{HostId, ReservationFile, Reservations, StoredReservations};
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
 use sync::Unpoisoned;
 use volume::Volume;
 
 /// Open subsystems of the process, by their names.
 #[derive(Default)]
-pub struct Subsystems(Mutex<HashMap<String, OpenSubsystem>>);
+pub struct Subsystems {
+    all: Mutex<HashMap<String, OpenSubsystem>>,
+    /// Identifier of the machine's boot, which is read once.
+    boot: OnceLock<[u8; 16]>,
+}
 
 #[derive(Default)]
 struct OpenSubsystem {
@@ -99,14 +101,22 @@ pub fn owner(subsystem: &str) -> String {
 }
 
 impl Subsystems {
+    fn boot(&self) -> Result<[u8; 16]> {
+        if let Some(boot) = self.boot.get() {
+            return Ok(*boot);
+        }
+        let boot = ReservationFile::boot().context("/proc/sys/kernel/random/boot_id")?;
+        Ok(*self.boot.get_or_init(|| boot))
+    }
+
     /// Takes notice of the configured disks of each subsystem. A subsystem then begins with the
     /// state that all of its disks have left in the previous process.
     pub fn expect(&self, specs: &Specs) {
         // The file of the boot's identifier cannot be opened in the sandbox.
-        if let Err(error) = boot() {
+        if let Err(error) = self.boot() {
             tracing::warn!("{error:#}");
         }
-        let mut all = self.0.lock().unpoisoned();
+        let mut all = self.all.lock().unpoisoned();
         for spec in &specs.controllers {
             if let Some(name) = &spec.subsystem {
                 let known = all.entry(name.clone()).or_default();
@@ -116,30 +126,33 @@ impl Subsystems {
     }
 
     /// The subsystem that a disk is in, if it is in one.
-    pub fn of(&self, spec: &ControllerSpec) -> Option<Arc<Subsystem>> {
-        let mut all = self.0.lock().unpoisoned();
+    pub fn of(&self, spec: &ControllerSpec, keeper: &KeeperSession) -> Option<Arc<Subsystem>> {
+        let mut all = self.all.lock().unpoisoned();
         let known = all.entry(spec.subsystem.clone()?).or_default();
         let found = known.subsystem.upgrade();
         Some(found.unwrap_or_else(|| {
             let new = Subsystem::new();
-            known.disks.iter().for_each(|disk| keep::expect(disk, &new));
+            known
+                .disks
+                .iter()
+                .for_each(|disk| keeper.expect(disk, &new));
             known.subsystem = Arc::downgrade(&new);
             new
         }))
     }
 
     fn opening(&self, name: &str) -> Arc<Mutex<()>> {
-        let mut all = self.0.lock().unpoisoned();
+        let mut all = self.all.lock().unpoisoned();
         all.entry(name.to_owned()).or_default().opening.clone()
     }
 
     fn get(&self, name: &str, nsid: u32) -> Option<OpenNamespace> {
-        let all = self.0.lock().unpoisoned();
+        let all = self.all.lock().unpoisoned();
         all.get(name)?.open.get(&nsid)?.get()
     }
 
     fn enter(&self, name: &str, nsid: u32, shared: &OpenNamespace) {
-        let mut all = self.0.lock().unpoisoned();
+        let mut all = self.all.lock().unpoisoned();
         let known = all.entry(name.to_owned()).or_default();
         let open = Open {
             volume: Arc::downgrade(&shared.volume),
@@ -235,19 +248,20 @@ pub fn open(
         reservations: None,
     };
     let of = || format!("reservations of namespace {nsid}");
-    let found =
-        match &namespace.reservations {
-            None => keep::open_reservations(name, nsid).with_context(of)?.map(
-                |(memory, file, stored)| {
-                    shared.reservations = Some(Arc::new(memory));
-                    (file, stored)
-                },
-            ),
-            Some(path) => {
-                let owner = owner_of_file(disk, namespace, nsid, &*shared.volume)?;
-                Some(open_file(path, owner, opener.previous.limit).with_context(of)?)
-            }
-        };
+    let found = match &namespace.reservations {
+        None => keep::open_reservations(&opener.keeper, name, nsid)
+            .with_context(of)?
+            .map(|(memory, file, stored)| {
+                shared.reservations = Some(Arc::new(memory));
+                (file, stored)
+            }),
+        Some(path) => {
+            let owner = owner_of_file(disk, namespace, nsid, &*shared.volume)?;
+            let (boot, limit) = (opener.subsystems.boot(), opener.previous.limit);
+            let open = |boot| Ok(ReservationFile::open(path, owner, boot, limit)?);
+            Some(boot.and_then(open).with_context(of)?)
+        }
+    };
     let (stored, store) = match found {
         None => (Reservations::new(false).into(), None),
         Some((file, stored)) => {
@@ -261,24 +275,6 @@ pub fn open(
     subsystem.add_namespace_to(namespace.ana_group(), nsid, stored, store);
     opener.subsystems.enter(name, nsid, &shared);
     Ok(shared.opened(opener, disk, nsid))
-}
-
-/// Returns the identifier of the machine's boot, which is read once.
-fn boot() -> Result<[u8; 16]> {
-    static BOOT: OnceLock<[u8; 16]> = OnceLock::new();
-    if let Some(boot) = BOOT.get() {
-        return Ok(*boot);
-    }
-    let boot = ReservationFile::boot().context("/proc/sys/kernel/random/boot_id")?;
-    Ok(*BOOT.get_or_init(|| boot))
-}
-
-fn open_file(
-    path: &Path,
-    nguid: [u8; 16],
-    limit: Duration,
-) -> Result<(ReservationFile, StoredReservations)> {
-    Ok(ReservationFile::open(path, nguid, boot()?, limit)?)
 }
 
 /// Returns the membership of a disk's controller in its subsystem.

@@ -15,6 +15,7 @@ mod store;
 
 pub use ids::Ids;
 
+use crate::keep::KeeperSession;
 use crate::open::subsystems;
 use crate::serve::options::ServeOptions;
 use anyhow::{Result, anyhow, bail};
@@ -165,9 +166,8 @@ pub struct Records {
 
 impl Records {
     /// Reads the existing records of disks. Must be called before the sandbox is entered.
-    pub fn open(options: &ServeOptions) -> Self {
-        let is_successor = options.previous.taken_over;
-        let (store, all) = Store::open(options.state.as_deref(), is_successor);
+    pub fn open(options: &ServeOptions, keeper: &KeeperSession) -> Self {
+        let (store, all) = Store::open(options.state.as_deref(), keeper);
         Self {
             rule: options.identity,
             machine: ids::machine(),

@@ -2,7 +2,7 @@
 //! that outlasts the machine's restart.
 
 use super::entry::Record;
-use crate::keep::RecordsFile;
+use crate::keep::{KeeperSession, RecordsFile};
 use crate::manage::replace_file;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
@@ -31,8 +31,8 @@ fn folder(state: &Path) -> PathBuf {
 
 impl Store {
     /// Opens the places, and reads all records. Those that the process before has left with the
-    /// keeper count more than those in the folder. `is_successor`: there was such a process.
-    pub fn open(state: Option<&Path>, is_successor: bool) -> (Self, All) {
+    /// keeper count more than those in the folder.
+    pub fn open(state: Option<&Path>, keeper: &KeeperSession) -> (Self, All) {
         let folder = state.map(folder);
         let mut all = All::new();
         let mut usable = None;
@@ -49,13 +49,13 @@ impl Store {
                 ),
             }
         }
-        let (kept, text) = match RecordsFile::open() {
+        let (kept, text) = match RecordsFile::open(keeper) {
             Some((kept, text)) => (Some(kept), text),
             None => (None, None),
         };
         match text.map(|text| read_all(&text)).transpose() {
             Ok(found) => all.extend(found.unwrap_or_default()),
-            Err(error) if is_successor => {
+            Err(error) if keeper.is_successor() => {
                 tracing::warn!("the records of the disks are damaged, and are made anew: {error:#}")
             }
             Err(_) => {}
@@ -176,14 +176,14 @@ mod tests {
     fn records_of_any_names_are_found_again_and_damaged_ones_left_out() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("added.toml");
-        let (store, all) = Store::open(Some(&state), false);
+        let (store, all) = Store::open(Some(&state), &KeeperSession::default());
         assert!(all.is_empty());
         let long = "n".repeat(255);
         let names = ["a", "/run/vm 0.sock", ".hidden", "Ünï", &long];
         for name in names {
             store.write(name, Some(&record(name)), &All::new());
         }
-        let (_, all) = Store::open(Some(&state), false);
+        let (_, all) = Store::open(Some(&state), &KeeperSession::default());
         assert_eq!(all.len(), names.len());
         assert!(names.iter().all(|name| all.contains_key(*name)));
         let a = folder(&state).join("a.toml");
@@ -194,10 +194,10 @@ mod tests {
             folder(&state).join("b.toml"),
         )
         .unwrap();
-        let (store, all) = Store::open(Some(&state), false);
+        let (store, all) = Store::open(Some(&state), &KeeperSession::default());
         assert_eq!(all.len(), names.len() - 1);
         store.write(&long, None, &All::new());
-        let (_, all) = Store::open(Some(&state), false);
+        let (_, all) = Store::open(Some(&state), &KeeperSession::default());
         assert_eq!(all.len(), names.len() - 2);
     }
 
@@ -206,7 +206,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("added.toml");
         fs::write(folder(&state), "").unwrap();
-        let (store, all) = Store::open(Some(&state), false);
+        let (store, all) = Store::open(Some(&state), &KeeperSession::default());
         assert!(all.is_empty());
         store.write("a", Some(&record("a")), &All::new());
     }

@@ -15,7 +15,7 @@ fn records(state: Option<&Path>, rule: IdentityRule) -> Records {
     };
     Records {
         machine: Some([7; 16]),
-        ..Records::open(&options)
+        ..Records::open(&options, &KeeperSession::default())
     }
 }
 

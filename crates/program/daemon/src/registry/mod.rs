@@ -11,6 +11,7 @@ pub(crate) mod settings;
 pub(crate) mod sizes;
 pub(crate) mod snapshot;
 
+use crate::keep::KeeperSession;
 use crate::open::devices::DeviceRegistry;
 use crate::open::direct::PathRegistry;
 use crate::parts::ublk::DiskStats;
@@ -63,6 +64,8 @@ pub struct Registry {
     alarms: Arc<Mutex<Alarms>>,
     /// Workers of the process; `None` in a process without workers.
     workers: Option<Arc<Peers>>,
+    /// Session with the keeper.
+    pub keeper: Arc<KeeperSession>,
     /// Version, start time and other constant facts about the process.
     pub about: ProcessInfo,
     /// Names and volumes of disks, by address.
@@ -78,13 +81,14 @@ pub type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
 impl Registry {
     /// Makes a registry that lists disks in the order of the configuration.
-    pub fn new(specs: &Specs, workers: &Arc<Peers>) -> Self {
+    pub fn new(specs: &Specs, workers: &Arc<Peers>, keeper: &Arc<KeeperSession>) -> Self {
         let sockets = specs.iter().filter_map(|disk| disk.socket());
         let described = DiskDescriptions::default();
         described.set(DiskSpec::all(specs).iter());
         Self {
             order: sockets.map(Path::to_owned).collect(),
             workers: Some(workers.clone()),
+            keeper: keeper.clone(),
             described,
             ..Self::default()
         }

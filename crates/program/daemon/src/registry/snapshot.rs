@@ -1,6 +1,6 @@
 //! Metrics of the process: snapshots of the counters of everything that it serves.
 
-use crate::keep;
+use crate::keep::KeeperSession;
 use crate::parts::vhost_blk;
 use crate::registry::Registry;
 use crate::registry::descriptions::DiskDescriptions;
@@ -203,7 +203,7 @@ fn workers(peers: &Peers, registry: &Registry) -> Vec<Worker> {
 /// Maximum length in bytes of `/proc/self/status` that is read.
 const STATUS_MAX: usize = 8192;
 
-fn process(about: &ProcessInfo) -> Process {
+fn process(about: &ProcessInfo, keeper: &KeeperSession) -> Process {
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let mut status = vec![0; STATUS_MAX];
     let read = about
@@ -230,13 +230,13 @@ fn process(about: &ProcessInfo) -> Process {
         threads: number("Threads:"),
         start: about.start,
         pid: std::process::id(),
-        keeper: keep::pid(),
-        restarts: keep::kept()
-            .filter(|_| !keep::is_systemd())
-            .map(|kept| kept.facts().restarts),
-        last_end: keep::kept().and_then(|kept| kept.facts().how.clone()),
-        ready: keep::serves(),
-        last_pause_ns: keep::last_pause().map(|pause| u64::try_from(pause.as_nanos()).unwrap_or(0)),
+        keeper: keeper.pid(),
+        restarts: (keeper.is_kept() && !keeper.is_systemd()).then(|| keeper.history().restarts),
+        last_end: keeper.history().how.clone(),
+        ready: keeper.serves(),
+        last_pause_ns: keeper
+            .last_pause()
+            .map(|pause| u64::try_from(pause.as_nanos()).unwrap_or(0)),
     }
 }
 
@@ -281,7 +281,7 @@ impl Registry {
             workers: self
                 .peers()
                 .map_or_else(Vec::new, |peers| workers(peers, self)),
-            process: process(&self.about),
+            process: process(&self.about, &self.keeper),
         }
     }
 }

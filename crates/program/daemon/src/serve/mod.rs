@@ -14,19 +14,20 @@ pub(crate) mod worker_context;
 
 use crate::api::{ControlPlace, ControlSocket, ServedProcess as ServedApi};
 use crate::check::check;
-use crate::confine::Confinement;
 use crate::confine::descriptors::limit_clients;
-use crate::confine::inherited;
 use crate::confine::path_check::check_at_start;
 use crate::confine::receiver;
 use crate::confine::socket_maker::Grants;
+use crate::confine::{Confinement, Sealed, Unconfined};
 use crate::front::kind::{AddedFrontend, RingUse, Seat, front_end};
 use crate::front::ublk::{Disks, OpenDisk};
 use crate::front::{Front, Handle, Worker};
-use crate::keep::{self, PreviousConfiguration};
+use crate::keep::{Attempt, KeeperSession, PreviousConfiguration};
 use crate::manage::{DiskServer, DiskTable, Manager, ServedDisk};
 use crate::open::Opener;
-use crate::open::prepare::{Load, Open, UnavailableDisk, make_room_for_all, not_served, open_all};
+use crate::open::prepare::{
+    ListenContext, Load, Open, UnavailableDisk, make_room_for_all, open_all,
+};
 use crate::registry::Registry;
 use crate::registry::sizes::Sizes;
 use crate::serve::heap::Heap;
@@ -51,6 +52,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Weak, mpsc};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 use volume::{Io, IoOptions, Volume, VolumeError};
 use worker::Frontend;
@@ -102,7 +104,7 @@ fn worker(
         && let Err(error) = make_ring(&io)
     {
         // The disks of a previous process wait with their clients for a process that has a ring.
-        if needs_ring && keep::is_successor() {
+        if needs_ring && worker_context.opener.keeper.is_successor() {
             return Err(error).context(format!("worker {index}"));
         }
         tracing::warn!(worker = index, %error, "queues of files cannot migrate to this worker");
@@ -114,7 +116,7 @@ fn worker(
     };
     let mut worker = Worker::new(io, handle, options)?;
     for (disk, open) in load.0 {
-        let _attempt = keep::Attempt::new(&disk.name());
+        let _attempt = Attempt::new(&worker_context.opener.keeper, &disk.name());
         let (volumes, resized) = (open.volumes(), open.resized());
         let seat = Seat {
             worker: index,
@@ -178,7 +180,7 @@ fn enter(
             worker_context.leave_out(UnavailableDisk::new(spec, &error));
             Ok(())
         }
-        Err(error) => Err(not_served(&spec.name(), error)),
+        Err(error) => Err(worker_context.options.not_served(&spec.name(), error)),
     }
 }
 
@@ -398,21 +400,24 @@ fn ensure_unique(name: &str, options: &ServeOptions) -> Result<()> {
 }
 
 /// Serves until a signal asks for the end (see `StopSignal`).
-pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
-    keep::name_process();
-    let served = serve_all(specs, options);
+pub fn serve(specs: &Specs, options: &ServeOptions, mut keeper: KeeperSession) -> Result<()> {
+    keeper.name_process();
+    let begun = named(specs, options).and_then(|specs| {
+        keeper.begin(&specs, options)?;
+        Ok(specs)
+    });
+    let keeper = &Arc::new(keeper);
+    let served = begun.and_then(|specs| serve_all(&specs, options, keeper));
     if let Err(error) = &served {
-        keep::tell_failure(error);
+        keeper.tell_failure(error);
     }
     served
 }
 
-fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
-    let specs = &named(specs, options)?;
-    keep::begin(specs, options)?;
-    keep::begin_attempts(keep::is_replacement());
+fn serve_all(specs: &Specs, options: &ServeOptions, keeper: &Arc<KeeperSession>) -> Result<()> {
+    let outside = Unconfined::at_start();
     let mut options = options.clone();
-    options.previous.taken_over = keep::is_successor();
+    options.begin(keeper);
     let place = ControlPlace::new(options.control.as_deref());
     options.control.clone_from(&place.path);
     let kept = options.daemon.iter().flat_map(|daemon| &daemon.kept);
@@ -420,32 +425,26 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     check_at_start(all.iter().chain(kept), &options, |name| {
         !options.may_be_unavailable(name)
     });
-    check(specs, options.control.as_deref())?;
+    check(specs, options.control.as_deref(), &options.answers)?;
     if options.daemon.is_none() {
         check_filled(specs)?;
     }
-    if !keep::is_noted() {
+    if !keeper.was_noted() {
         let process = &specs.process;
-        let disks = DiskSpec::all(specs);
-        let now = match &options.daemon {
-            Some(daemon) => PreviousConfiguration {
-                file: daemon.file.clone(),
-                ..PreviousConfiguration::new(
-                    disks.iter(),
-                    process,
-                    daemon.kept.clone(),
-                    &daemon.process,
-                )
-            },
-            None => PreviousConfiguration::new(disks.iter(), process, Vec::new(), process),
+        let said = options.daemon.as_ref();
+        let said = said.map_or(process, |daemon| &daemon.process);
+        let daemon = options.daemon.clone().unwrap_or_default();
+        let now = PreviousConfiguration {
+            file: daemon.file,
+            ..PreviousConfiguration::new(all.iter(), process, daemon.kept, said)
         };
-        keep::note_first(&now).context("keeper")?;
+        keeper.note_first(&now).context("keeper")?;
     }
     let (kept, left_out) = options.kept_beside(specs);
     for unserved in &left_out {
         let name = unserved.disk.name();
         if !options.may_be_left_out(&name) {
-            return Err(not_served(&name, anyhow!("{}", unserved.why)));
+            return Err(options.not_served(&name, anyhow!("{}", unserved.why)));
         }
     }
     let specs = &{
@@ -453,7 +452,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         specs.extend(kept);
         specs
     };
-    keep::expect_disks(specs.controllers.len());
+    keeper.expect_disks(specs.controllers.len());
     let workers = workers(specs, &options);
     check_cpus(&options.cpus, workers)?;
     warn_of_few_cpus(workers, &options.cpus);
@@ -462,43 +461,52 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     // The receiver process starts first: it must not have any thread's CPU affinity, nor
     // descriptors that are opened later.
     let grants = Grants::new(&options, &specs.process.access, &DiskSpec::all(specs));
-    let (receiver, socket_maker, path_checker) = receiver::start(options.sandbox, grants)?;
-    keep::tell_receiver(&receiver)?;
-    keep::die_of_panics();
-    let stop = &StopSignal::on_signals(options.sandbox)?;
+    let (receiver, socket_maker, path_checker) = receiver::start(&outside, &options, grants)?;
+    keeper.tell_receiver(&receiver)?;
+    keeper.die_of_panics();
+    let stop = &StopSignal::on_signals(&outside, options.sandbox, keeper)?;
     let handles = (0..workers).map(|_| Handle::new());
     let peers = Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
-    let registry = Registry::new(specs, &peers);
+    let registry = Registry::new(specs, &peers, keeper);
     registry.settings.set(options.settings.clone());
-    let opener = Opener::new(&registry, &options);
+    let opener = Opener::new(&outside, &registry, &options);
     for disk in DiskSpec::all(specs) {
-        if keep::was_served(&disk, &options.unavailable) {
+        if keeper.was_served(&disk, &options.unavailable) {
             opener.records.enter_continued(&disk);
         }
     }
     // All that has a path is opened before the sandbox is entered.
-    let manager = ServiceManager::from_environment();
-    make_room_for_all(specs, &options)?;
+    let manager = ServiceManager::from_environment(&outside, keeper);
+    make_room_for_all(specs, &opener, &options)?;
     let mut control = ControlSocket::listen(
+        &outside,
         &place,
         options.control_group.as_ref(),
         options.clients.connects,
         &receiver,
+        keeper,
     )?;
-    let metrics = options.metrics.map(MetricsListener::bind).transpose()?;
-    let end = (stop, options.polling.stop_timeout);
+    let bind = |address| MetricsListener::bind(&outside, address, keeper);
+    let metrics = options.metrics.map(bind).transpose()?;
+    let context = ListenContext {
+        usual: &specs.process.access,
+        receiver: &receiver,
+        maker: None,
+        opener: &opener,
+    };
     let clean_up = || drop(control.take());
-    let open = open_all(specs, workers, &opener, &receiver, &options, end, clean_up);
     let Open {
         loads,
         disks,
         unserved,
-    } = open?;
-    inherited::warn_of_others();
+    } = open_all(&outside, specs, workers, &context, &options, stop, clean_up)?;
+    keeper.inherited.warn_of_others();
     let left_out: Vec<UnavailableDisk> = left_out.into_iter().chain(unserved).collect();
     let unavailable: Vec<DiskSpec> = left_out.iter().map(|one| one.disk.clone()).collect();
-    keep::discard_rest(&unavailable);
-    let confinement = Confinement::new(specs, &options, &unavailable);
+    keeper.discard_rest(&unavailable);
+    let block_devices = Disks::new()?;
+    keeper.outlive_keeper()?;
+    let confinement = Confinement::enter(outside, specs, &options, &unavailable, keeper)?;
     // An unavailable disk may come to any worker later.
     let grows = grows || !unavailable.is_empty();
     let all = DiskSpec::all(specs);
@@ -511,8 +519,11 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
             || uses.iter().any(|one| one.is_early)
             || (options.spread != Spread::Off && loads.iter().any(Load::needs_rings)),
         requests: uses.iter().map(|one| one.everywhere).sum(),
-        table: Arc::new(DiskTable::new(options.control.clone())),
-        disks: Disks::new()?,
+        table: Arc::new(DiskTable::new(
+            options.control.clone(),
+            options.answers.clone(),
+        )),
+        disks: block_devices,
         sizes: Sizes::default(),
         heap: Heap::default(),
         service: manager.link().clone(),
@@ -528,8 +539,6 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     left_out
         .into_iter()
         .for_each(|disk| worker_context.leave_out(disk));
-    keep::outlive_keeper()?;
-    worker_context.confinement.enter()?;
     let managed = Manager::new(worker_context.clone(), room, specs.process.clone());
     if worker_context.options.daemon.is_some() {
         reload_on_hangup(stop, &managed)?;
@@ -551,8 +560,110 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     if served.is_ok() || stop.is_ordered() {
         managed.end_unavailable();
     }
-    keep::end();
+    keeper.end();
     served
+}
+
+/// Proof that the sandbox is complete and all threads serve their disks.
+pub(crate) struct Serving(());
+
+/// Threads that serve disks, of which the first are the workers.
+struct Threads<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    worker_context: &'env WorkerContext,
+    stop: &'env StopSignal,
+    ends: &'env ThreadResults,
+    watch: Watch,
+    count: usize,
+}
+
+impl<'scope, 'env> Threads<'scope, 'env> {
+    /// Starts the workers, and waits until they have opened what they need.
+    fn start_workers(&mut self, loads: Vec<Load>) -> Result<()> {
+        let (worker_context, workers) = (self.worker_context, loads.len());
+        let cpus = &worker_context.options.cpus;
+        let (started, starts) = mpsc::channel();
+        for (i, load) in loads.into_iter().enumerate() {
+            let (descriptor, started) = (self.stop.descriptor()?, started.clone());
+            let cpu = (!cpus.is_empty())
+                .then(|| cpus.get(i % cpus.len()).copied())
+                .flatten();
+            let run = move || {
+                // Deadlines of limits and weights are some microseconds away: the system may not
+                // add fifty to each.
+                if let Err(error) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
+                    tracing::debug!(%error, "timers stay as late as they are");
+                }
+                let _close = Close(worker_context.peers.handle(i));
+                match cpu.map_or(Ok(()), pin) {
+                    Ok(()) => run_worker(i, load, descriptor, worker_context, &started),
+                    Err(error) => go(Err::<(), _>(error), &started, Ok),
+                }
+            };
+            let thread = self.spawn(format!("worker-{i}"), run);
+            thread.context("worker thread")?;
+        }
+        drop(started);
+        self.all_started(&starts, workers)
+    }
+
+    /// Starts the thread of block devices, if there may be any. Their queues need running workers,
+    /// and the sealed sandbox permits the system calls that make them.
+    fn start_disks(&mut self, disks: Vec<OpenDisk>, _: Sealed) -> Result<Serving> {
+        let worker_context = self.worker_context;
+        if !disks.is_empty() || worker_context.confinement.has_ublk() {
+            let (started, starts) = mpsc::channel();
+            let descriptor = self.stop.descriptor()?;
+            let run = move || run_disks(disks, descriptor, worker_context, &started);
+            let thread = self.spawn("ublk".into(), run);
+            thread.context("ublk thread")?;
+            self.all_started(&starts, 1)?;
+        }
+        Ok(Serving(()))
+    }
+
+    /// Starts a thread. If it fails or panics, all others are to end in order: queues of their
+    /// controllers may be there.
+    fn spawn(
+        &mut self,
+        name: String,
+        run: impl FnOnce() -> Result<()> + Send + 'scope,
+    ) -> Result<()> {
+        let (stop, tell) = (self.stop, self.ends.tell(self.count));
+        let run = move || -> Result<()> {
+            let end = EndAll(stop);
+            run()?;
+            std::mem::forget(end);
+            Ok(())
+        };
+        let builder = std::thread::Builder::new().name(name);
+        let thread = builder.spawn_scoped(self.scope, move || tell.run(run));
+        thread.inspect_err(|_| stop.now())?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Waits until `count` threads have reported their start. A thread that cannot start ends all
+    /// of them. An order to end is obeyed at once.
+    fn all_started(&mut self, starts: &mpsc::Receiver<Result<()>>, count: usize) -> Result<()> {
+        let mut result = Ok(());
+        let mut starting = count;
+        while starting > 0 {
+            match starts.recv_timeout(START_LOOK) {
+                Ok(start) => {
+                    starting -= 1;
+                    if start.is_err() && result.is_ok() {
+                        result = start;
+                        self.stop.now();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) if self.stop.is_ordered() => break,
+                Err(RecvTimeoutError::Timeout) => self.watch.look(),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        result
+    }
 }
 
 /// Starts all threads that serve disks, and waits for their end.
@@ -565,82 +676,46 @@ fn serve_opened(
     managed: &Arc<Manager>,
     worker_context: &WorkerContext,
 ) -> Result<()> {
-    let cpus = &worker_context.options.cpus;
+    let keeper = &worker_context.opener.keeper;
     let workers = loads.len();
     let ends = &ThreadResults::new();
-    let mut watch = Watch::new(&worker_context.peers);
     std::thread::scope(|scope| {
         // Also where a thread cannot be started.
         let _end = EndAll(stop);
         let _release = Release(&worker_context.confinement);
         let complete = Complete(&worker_context.table);
-        let (started, starts) = mpsc::channel::<Result<()>>();
-        for (i, load) in loads.into_iter().enumerate() {
-            let (descriptor, started) = (stop.descriptor()?, started.clone());
-            let cpu = (!cpus.is_empty())
-                .then(|| cpus.get(i % cpus.len()).copied())
-                .flatten();
-            let tell = ends.tell(i);
-            let run = move || -> Result<()> {
-                // Deadlines of limits and weights are some microseconds away: the system may not
-                // add fifty to each.
-                if let Err(error) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
-                    tracing::debug!(%error, "timers stay as late as they are");
-                }
-                // If this worker fails or panics, all others are to end in order: queues of their
-                // controllers may be here.
-                let end = EndAll(stop);
-                let _close = Close(worker_context.peers.handle(i));
-                match cpu.map_or(Ok(()), pin) {
-                    Ok(()) => run_worker(i, load, descriptor, worker_context, &started),
-                    Err(error) => go(Err::<(), _>(error), &started, Ok),
-                }?;
-                std::mem::forget(end);
-                Ok(())
-            };
-            let builder = std::thread::Builder::new().name(format!("worker-{i}"));
-            let thread = builder.spawn_scoped(scope, move || tell.run(run));
-            thread.context("worker thread")?;
-        }
-        drop(started);
-        let mut result = all_started(&starts, workers, stop, &mut watch);
-        // The queues of block devices need running workers. The sandbox permits the system calls
-        // that make them.
-        result = result.and(worker_context.confinement.seal());
-        let mut threads = workers;
-        if (!disks.is_empty() || worker_context.confinement.has_ublk()) && result.is_ok() {
-            let (started, starts) = mpsc::channel();
-            let (descriptor, tell) = (stop.descriptor()?, ends.tell(threads));
-            let run = move || -> Result<()> {
-                let end = EndAll(stop);
-                run_disks(disks, descriptor, worker_context, &started)?;
-                std::mem::forget(end);
-                Ok(())
-            };
-            let builder = std::thread::Builder::new().name("ublk".into());
-            let thread = builder.spawn_scoped(scope, move || tell.run(run));
-            thread.context("ublk thread")?;
-            threads += 1;
-            result = all_started(&starts, 1, stop, &mut watch);
-        }
-        match &result {
-            Ok(()) => {
-                manager.ready();
-                keep::say_served();
-                managed.retry_unavailable();
+        let mut threads = Threads {
+            scope,
+            worker_context,
+            stop,
+            ends,
+            watch: Watch::new(&worker_context.peers),
+            count: 0,
+        };
+        let started = threads.start_workers(loads);
+        let sealed = started.and(worker_context.confinement.seal());
+        let serving = sealed.and_then(|sealed| threads.start_disks(disks, sealed));
+        match &serving {
+            Ok(serving) => {
+                manager.ready(serving);
+                keeper.say_served(serving);
+                managed.retry_unavailable(serving);
             }
-            Err(error) if keep::is_followed() => shutdown::exit_followed(error),
+            Err(error) if keeper.is_followed() => shutdown::exit_followed(error, keeper),
             Err(_) => stop.now(),
         }
         // An upgrade that begins now has the unavailable disks in its record.
         drop(complete);
         // Until the end: a thread that fails asks for it, too.
+        let Threads {
+            mut watch, count, ..
+        } = threads;
         let sizes = &worker_context.sizes;
         sizes.run(&stop.descriptor()?, || {
             watch.look();
             worker_context.registry.look();
             worker_context.heap.look();
-            keep::look();
+            keeper.look();
             if sizes.have_changed() {
                 managed.refresh_records();
             }
@@ -649,51 +724,24 @@ fn serve_opened(
         manager.stopping();
         worker_context.receiver.shut();
         let limit = worker_context.options.polling.stop_timeout;
-        match ends.wait(threads, workers, limit, || stop.now(), &mut watch) {
+        match ends.wait(count, workers, limit, || stop.now(), &mut watch) {
             Ok(end) => {
                 sizes.end();
-                result.and(end)
+                serving.and(end)
             }
             // Threads are left that the scope would wait for.
             Err(left) => {
                 drop(control.take());
                 // Files of ended workers are free for other processes.
                 sizes.end();
-                if let Err(error) = &result {
+                if let Err(error) = &serving {
                     tracing::error!(error = format_args!("{error:#}"), "start-up failed");
                 }
-                keep::end();
+                keeper.end();
                 shutdown::exit(&left)
             }
         }
     })
-}
-
-/// Waits until `count` threads have reported their start. A thread that cannot start ends all of
-/// them. An order to end is obeyed at once.
-fn all_started(
-    starts: &mpsc::Receiver<Result<()>>,
-    count: usize,
-    stop: &StopSignal,
-    watch: &mut Watch,
-) -> Result<()> {
-    let mut result = Ok(());
-    let mut starting = count;
-    while starting > 0 {
-        match starts.recv_timeout(START_LOOK) {
-            Ok(start) => {
-                starting -= 1;
-                if start.is_err() && result.is_ok() {
-                    result = start;
-                    stop.now();
-                }
-            }
-            Err(RecvTimeoutError::Timeout) if stop.is_ordered() => break,
-            Err(RecvTimeoutError::Timeout) => watch.look(),
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-    }
-    result
 }
 
 /// Releases the workers when it is dropped: they are not left waiting for one that has failed.

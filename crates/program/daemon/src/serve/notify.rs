@@ -1,7 +1,9 @@
 //! Notifications to the service manager that started this process (sd_notify(3),
 //! sd_watchdog_enabled(3)).
 
-use crate::keep::kept;
+use crate::confine::Unconfined;
+use crate::keep::KeeperSession;
+use crate::serve::Serving;
 use anyhow::{Context, Result};
 use keeper::{Keeping, Link};
 use rustix::time::{ClockId, clock_gettime};
@@ -61,9 +63,10 @@ struct Watchdog {
 impl ServiceManager {
     /// Connects to the service manager that the environment names. A failure is logged; the manager
     /// notices missing notifications itself.
-    pub fn from_environment() -> Self {
-        let keeper = kept().map(|kept| kept.link());
-        let keeper = keeper.filter(|link| matches!(link.keeping(), Keeping::Process(_)));
+    pub fn from_environment(_outside: &Unconfined, keeper: &KeeperSession) -> Self {
+        let keeper = keeper
+            .link()
+            .filter(|link| matches!(link.keeping(), Keeping::Process(_)));
         let way = match keeper {
             Some(link) => Some(NotifyTransport::Keeper(link.clone())),
             None => socket().map(NotifyTransport::Socket),
@@ -84,7 +87,7 @@ impl ServiceManager {
     }
 
     /// Tells the service manager that clients are served from now on.
-    pub fn ready(&self) {
+    pub fn ready(&self, _: &Serving) {
         let mut phase = self.link.phase.lock().unpoisoned();
         *phase = Phase::Serving;
         self.link.tell("READY=1\n");
@@ -243,7 +246,7 @@ mod tests {
         // A reload is notified while clients are served.
         drop(told.link().reloading());
         assert_eq!(received(), None, "the start is not done");
-        told.ready();
+        told.ready(&Serving(()));
         assert_eq!(received().as_deref(), Some("READY=1\n"));
         let reloading = told.link().reloading();
         let message = received().unwrap();

@@ -1,6 +1,7 @@
 //! Options of the serving process with defaults applied, and the state with which it starts.
 
-use crate::keep::{self, Unavailable};
+use crate::confine::path_check::PathAnswers;
+use crate::keep::{KeeperSession, Unavailable};
 use crate::manage::{Source, StateLock, beside};
 use crate::open::prepare::UnavailableDisk;
 use crate::registry::settings::AllSettings;
@@ -95,6 +96,11 @@ pub struct ServeOptions {
     pub identity: IdentityRule,
     /// Options of a daemon. Its disks may change: room is left for them.
     pub daemon: Option<Daemon>,
+    /// Whether this process is a new version that replaces the one that served
+    /// ([`KeeperSession::is_replacement`]).
+    pub is_replacement: bool,
+    /// Answers of files to the checks of this process.
+    pub answers: Arc<PathAnswers>,
     /// Disks that the previous process did not serve.
     pub unavailable: Unavailable,
     /// Settings of volumes that were changed while earlier processes served.
@@ -160,10 +166,20 @@ impl ServeOptions {
             state: process.state,
             identity: process.identity.unwrap_or_default(),
             daemon: None,
+            is_replacement: false,
+            answers: Arc::default(),
             unavailable: Unavailable::default(),
             settings: AllSettings::default(),
         }
     }
+
+    /// Enters how this process has begun: alone, or after another one.
+    pub fn begin(&mut self, keeper: &KeeperSession) {
+        self.previous.taken_over = keeper.is_successor();
+        self.is_replacement = keeper.is_replacement();
+        self.answers.clone_from(&keeper.answers);
+    }
+
     /// Returns the source of a disk of this name, among those that are served from the start.
     pub fn source(&self, name: &str) -> Source {
         let kept = self.daemon.iter().flat_map(|daemon| &daemon.kept);
@@ -178,19 +194,29 @@ impl ServeOptions {
     /// disks are served. A process that replaces another version has to serve all disks that the
     /// other version serves.
     pub fn may_be_unavailable(&self, name: &str) -> bool {
-        if keep::is_replacement() {
+        if self.is_replacement {
             self.unavailable.disks.contains(name)
         } else {
-            self.daemon.is_some() || keep::is_successor()
+            self.daemon.is_some() || self.previous.taken_over
         }
     }
 
     /// Whether a disk is left out that cannot be served although its volumes are open.
     pub fn may_be_left_out(&self, name: &str) -> bool {
-        if keep::is_replacement() {
+        if self.is_replacement {
             self.unavailable.disks.contains(name)
         } else {
-            self.source(name) == Source::Runtime || keep::is_successor()
+            self.source(name) == Source::Runtime || self.previous.taken_over
+        }
+    }
+
+    /// Returns the error of a disk that keeps the process from serving any.
+    pub fn not_served(&self, name: &str, error: anyhow::Error) -> anyhow::Error {
+        // The operator of an upgrade has not named the disk.
+        if self.is_replacement {
+            error.context(format!("disk {name} cannot be served"))
+        } else {
+            error
         }
     }
 
@@ -198,6 +224,6 @@ impl ServeOptions {
     /// configured ones, and the rest.
     pub fn kept_beside(&self, configured: &Specs) -> (Specs, Vec<UnavailableDisk>) {
         let kept = self.daemon.as_ref().map_or(&[][..], |daemon| &daemon.kept);
-        beside(configured, kept, self.control.as_deref())
+        beside(configured, kept, self.control.as_deref(), &self.answers)
     }
 }

@@ -5,8 +5,8 @@
 //! displaces one: a silent one before one that has sent its request, then one of the address with
 //! the most clients, then the oldest.
 
-use crate::confine::tcp;
-use crate::keep::ProcessSocket;
+use crate::confine::{Unconfined, tcp};
+use crate::keep::{KeeperSession, ProcessSocket};
 use crate::registry::Registry;
 use anyhow::{Context, Result};
 use probes::LogLimit;
@@ -102,15 +102,19 @@ impl Clients {
 
 impl MetricsListener {
     /// Opens the listening socket at `address`.
-    pub fn bind(address: SocketAddr) -> Result<Self> {
+    pub fn bind(
+        _outside: &Unconfined,
+        address: SocketAddr,
+        keeper: &KeeperSession,
+    ) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let socket = match ProcessSocket::Metrics.left_tcp(address) {
+        let socket = match ProcessSocket::Metrics.left_tcp(keeper, address) {
             Some(socket) => socket,
             None => {
                 let socket = tcp::listen(address);
                 let socket =
                     socket.with_context(|| format!("metrics: cannot listen on {address}"))?;
-                ProcessSocket::Metrics.keep_tcp(&socket);
+                ProcessSocket::Metrics.keep_tcp(keeper, &socket);
                 socket
             }
         };

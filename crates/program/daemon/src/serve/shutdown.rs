@@ -1,7 +1,7 @@
 //! The end of the process: every worker makes everything durable and ends; a thread that stands
 //! still is not waited for.
 
-use crate::keep;
+use crate::keep::KeeperSession;
 use crate::log::stderr;
 use crate::serve::watch::Watch;
 use anyhow::{Result, anyhow};
@@ -122,8 +122,8 @@ pub fn exit(error: &NotDurable) -> ! {
 /// Ends a process that cannot serve, as if it were killed: the next one continues with the clients,
 /// whom an orderly end would disconnect, and with the listening sockets, which the receiver process
 /// would shut down for all processes.
-pub fn exit_followed(error: &anyhow::Error) -> ! {
-    keep::tell_failure(error);
+pub fn exit_followed(error: &anyhow::Error, keeper: &KeeperSession) -> ! {
+    keeper.tell_failure(error);
     stderr::say(format_args!("{error:#}"));
     std::process::exit(1)
 }

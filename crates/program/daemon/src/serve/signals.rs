@@ -5,8 +5,8 @@
 //! defined effect: [`ENDING`] request the shutdown, [`IGNORED_SIGNALS`] are only logged. SIGPIPE is
 //! ignored by Rust's start-up code; SIGBUS is handled by `dma`.
 
-use crate::confine::spawn_early;
-use crate::keep::{is_systemd, own_sockets};
+use crate::confine::{Unconfined, spawn_early};
+use crate::keep::KeeperSession;
 use anyhow::{Context, Result};
 use config::choices::SandboxMode;
 use rustix::event::PollFlags;
@@ -57,16 +57,22 @@ impl StopSignal {
     /// Starts handling signals. The first of [`ENDING`] requests the shutdown. Another one more
     /// than [`SAME_ORDER`] later ends the process at once, by its default action. All other signals
     /// have no effect.
-    pub fn on_signals(sandbox: SandboxMode) -> Result<StopSignal> {
+    pub fn on_signals(
+        _outside: &Unconfined,
+        sandbox: SandboxMode,
+        keeper: &Arc<KeeperSession>,
+    ) -> Result<StopSignal> {
         let (reader, writer) = UnixStream::pair().context("socket pair for signals")?;
         // With systemd as the keeper, SIGUSR2 kills the process, and the next process continues.
         let others = IGNORED_SIGNALS.iter();
-        let others = others.filter(|signal| **signal != SIGUSR2 || !is_systemd());
+        let others = others.filter(|signal| **signal != SIGUSR2 || !keeper.is_systemd());
         let signals = Signals::new(ENDING.iter().chain(others)).context("signal handlers")?;
         let order = writer.try_clone().context("socket pair for signals")?;
         let hangups = Hangups::default();
         let told = hangups.clone();
-        spawn_early("signals", sandbox, move || answer(signals, &order, &told))?;
+        let keeper = keeper.clone();
+        let answer = move || answer(signals, &order, &told, &keeper);
+        spawn_early("signals", sandbox, answer)?;
         Ok(StopSignal {
             reader,
             writer,
@@ -107,7 +113,7 @@ fn give(mut order: &UnixStream) {
 }
 
 /// Runs the thread that receives signals, which ends with the process.
-fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
+fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups, keeper: &KeeperSession) {
     let mut first: Option<Instant> = None;
     let mut logged: Option<Instant> = None;
     for signal in signals.forever() {
@@ -128,7 +134,7 @@ fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
         match first {
             None => {
                 first = Some(Instant::now());
-                own_sockets();
+                keeper.own_sockets();
                 give(order);
             }
             Some(at) if at.elapsed() < SAME_ORDER => {}

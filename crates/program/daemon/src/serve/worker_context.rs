@@ -4,7 +4,6 @@ use crate::confine::Confinement;
 use crate::confine::path_check::PathChecker;
 use crate::confine::socket_maker::SocketMaker;
 use crate::front::ublk::Disks;
-use crate::keep;
 use crate::manage::{DiskFailure, DiskTable};
 use crate::open::prepare::UnavailableDisk;
 use crate::open::{OpenedVolume, Opener};
@@ -57,7 +56,10 @@ impl WorkerContext {
         let failed = DiskFailure {
             why,
             since,
-            was_opened: keep::was_served(&disk, &self.options.unavailable),
+            was_opened: self
+                .opener
+                .keeper
+                .was_served(&disk, &self.options.unavailable),
             _counted: Arc::new(self.registry.unserved.enter(name.clone())),
         };
         let source = self.options.source(&name);

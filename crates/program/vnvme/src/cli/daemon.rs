@@ -9,7 +9,7 @@ use config::options::Command;
 use config::options::flags::{self, GivenFlags};
 use config::spec::{ProcessSpec, Specs};
 use daemon::check::{Findings, check, check_files};
-use daemon::keep::{self, PreviousConfiguration};
+use daemon::keep::{KeeperSession, PreviousConfiguration};
 use daemon::log::stderr;
 use daemon::manage::{StateLock, read_state, without_configured};
 use daemon::serve::options::{Daemon, ServeOptions};
@@ -63,14 +63,14 @@ impl Args for DaemonArgs {
 
 impl DaemonArgs {
     /// Serves until a termination signal.
-    pub fn run(self) -> Result<()> {
-        let (specs, options) = self.merge()?;
-        serve(&specs, &options)
+    pub fn run(self, mut keeper: KeeperSession) -> Result<()> {
+        let (specs, options) = self.merge(&mut keeper)?;
+        serve(&specs, &options, keeper)
     }
 
-    fn merge(self) -> Result<(Specs, ServeOptions)> {
+    fn merge(self, keeper: &mut KeeperSession) -> Result<(Specs, ServeOptions)> {
         let config = self.named.config;
-        let before = keep::before()?;
+        let before = keeper.previous_configuration()?;
         let is_first = before.is_none();
         let PreviousConfiguration {
             configured: specs,
@@ -140,7 +140,7 @@ impl CheckArgs {
         let mut options = ServeOptions::new(specs.process.clone(), 1);
         options.daemon = Some(Daemon::default());
         let specs = named(&specs, &options)?;
-        check(&specs, options.control.as_deref())?;
+        check(&specs, options.control.as_deref(), &options.answers)?;
         if !self.offline {
             let Findings { errors, in_use } = check_files(&specs);
             for error in in_use {

@@ -131,7 +131,7 @@ mod tests {
             assert!(!enabled("info,vnvme=off", target, Level::ERROR), "{target}");
         }
         let some = "daemon::keep=trace,vnvme=info";
-        assert!(enabled(some, "daemon::keep::pool", Level::TRACE));
+        assert!(enabled(some, "daemon::keep::session", Level::TRACE));
         assert!(!enabled(some, "daemon::manage", Level::DEBUG));
         assert!(enabled(
             "vnvme::manage=debug",

@@ -48,7 +48,7 @@ use crate::devices::DevicesArgs;
 use crate::discover::DiscoverArgs;
 use crate::info;
 use crate::top::TopArgs;
-use ::daemon::keep;
+use ::daemon::keep::KeeperSession;
 use ::daemon::log::format::{self, JournalLines, LogFormat};
 use ::daemon::log::stderr::LogLines;
 use ::daemon::serve::options::ServeOptions;
@@ -309,12 +309,12 @@ impl Cli {
     }
 
     /// Runs the command.
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, keeper: KeeperSession) -> Result<()> {
         match self.command {
-            Command::Serve(args) => args.run(),
-            Command::Daemon(args) => args.run(),
+            Command::Serve(args) => args.run(keeper),
+            Command::Daemon(args) => args.run(keeper),
             Command::Check(args) => args.run(),
-            Command::Ublk(args) => args.run(),
+            Command::Ublk(args) => args.run(keeper),
             Command::List(args) => args.run(),
             Command::Show(args) => args.run(),
             Command::Add(args) => args.run(),
@@ -359,14 +359,14 @@ fn end_with(parent: i32) -> Result<()> {
 }
 
 impl ServeArgs {
-    fn run(self) -> Result<()> {
+    fn run(self, mut keeper: KeeperSession) -> Result<()> {
         // A kept process ends with its keeper, which ends with the parent.
         if let Some(parent) = self.named.end_with_parent
-            && !keep::is_kept()
+            && !keeper.is_kept()
         {
             end_with(parent)?;
         }
-        let (specs, options) = match keep::before()? {
+        let (specs, options) = match keeper.previous_configuration()? {
             Some(before) => {
                 let options = ServeOptions::new(before.configured.process.clone(), 1);
                 let options = ServeOptions {
@@ -378,7 +378,7 @@ impl ServeArgs {
             }
             None => self.merge()?,
         };
-        serve(&specs, &options)
+        serve(&specs, &options, keeper)
     }
 }
 

@@ -6,6 +6,7 @@ use config::choices::Spread;
 use config::options::flags::{self, GivenFlags};
 use config::options::{Command, url};
 use config::spec::{MAX_WORKERS, Specs, UblkSpec};
+use daemon::keep::KeeperSession;
 use daemon::parts::remove_ublk;
 use daemon::serve::options::ServeOptions;
 use daemon::serve::serve;
@@ -53,12 +54,12 @@ impl Args for UblkArgs {
 
 impl UblkArgs {
     /// Serves until a termination signal.
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, keeper: KeeperSession) -> Result<()> {
         if let Some(id) = self.named.remove {
             return remove_ublk(id).map_err(Into::into);
         }
         let (specs, options) = self.merge()?;
-        serve(&specs, &options)
+        serve(&specs, &options, keeper)
     }
 
     /// Returns the disks and options of the process.

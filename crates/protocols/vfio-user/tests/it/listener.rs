@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use vfio_user::{ListenError, Listener};
@@ -45,7 +46,7 @@ fn listener_accepts_without_blocking() {
 /// A kept socket belongs to the next server until this one serves.
 #[test]
 fn kept_socket_is_removed_by_its_owner_only() {
-    static IS_OWNER: AtomicBool = AtomicBool::new(false);
+    let is_owner = Arc::new(AtomicBool::new(false));
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let first = Listener::bind(&path).unwrap();
@@ -53,13 +54,13 @@ fn kept_socket_is_removed_by_its_owner_only() {
     let kept = || {
         let socket = first.as_fd().try_clone_to_owned().unwrap();
         let listener = Listener::kept(socket, &path, inode).unwrap();
-        listener.owned_if(&IS_OWNER)
+        listener.owned_if(is_owner.clone())
     };
     drop(kept());
     let client = UnixStream::connect(&path).unwrap();
     let next = kept();
     assert!(next.accept().unwrap().is_some());
-    IS_OWNER.store(true, Ordering::Release);
+    is_owner.store(true, Ordering::Release);
     drop(next);
     assert!(!path.exists());
     drop(client);
