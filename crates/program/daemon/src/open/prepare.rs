@@ -344,7 +344,7 @@ fn listen(
                 continue;
             }
         };
-        match ready.listen(&context, workers) {
+        match ready.listen(context, workers) {
             Ok(open) => {
                 if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
                     load.0.push((disk, open));
