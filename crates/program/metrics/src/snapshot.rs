@@ -29,7 +29,7 @@ pub struct Snapshot {
 }
 
 /// Kind of a disk's front-end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskKind {
     /// An NVMe controller, over vfio-user.

@@ -26,7 +26,9 @@ use crate::front::{Front, Handle, Worker};
 use crate::keep::{self, PreviousConfiguration};
 use crate::manage::{DiskServer, DiskTable, Manager, ServedDisk};
 use crate::open::Opener;
-use crate::open::prepare::{Load, Open, UnavailableDisk, make_room_for_all, not_served, open_all};
+use crate::open::prepare::{
+    Load, Open, UnavailableDisk, by_nsid, make_room_for_all, not_served, open_all,
+};
 use crate::registry::Registry;
 use crate::registry::sizes::Sizes;
 use crate::serve::heap::Heap;
@@ -115,7 +117,7 @@ fn worker(
     let mut worker = Worker::new(io, handle, options)?;
     for (disk, open) in load.0 {
         let _attempt = keep::Attempt::new(&disk.name());
-        let (volumes, resized) = (open.volumes(), open.resized());
+        let (volumes, resized) = (by_nsid(open.volumes()), open.resized());
         let seat = Seat {
             worker: index,
             assignment: worker_context.peers.assign(index),
