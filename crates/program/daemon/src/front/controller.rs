@@ -19,14 +19,14 @@ use config::choices::{PathChoice, Spread};
 use config::disk::{ControllerSpec, Disk, DoorbellMode};
 use config::identity;
 use config::spec::{MAX_WORKERS, NamespaceSpec};
-use control::api::{self, ControllerCounters, QueueCounters, Stats};
+use control::api::{self, ControllerCounters, DiskKind, QueueCounters, Stats};
 use controller::{
     BootImage, ControllerConfig, ControllerStats, DEFAULT_IO_QUEUES, DoorbellPage, Formats,
     MAX_BOOT_IMAGE, NamespaceConfig, NamespacePool, QueueStats, Subsystem,
 };
 use dma::MemoryCache;
 use keeper::KeeperClient;
-use metrics::{DiskKind, Namespace, Queue};
+use metrics::{Namespace, Queue};
 use receive::Intake;
 use rustix::fs::OFlags;
 use sandbox::Needs;
@@ -318,7 +318,7 @@ impl Counters for CountedController {
         let used = |queue: &Queue| queue.commands.saturating_add(queue.mmio_doorbells) > 0;
         metrics::Disk {
             name: numbers.name(address),
-            kind: DiskKind::Controller,
+            kind: self.kind().to_string(),
             address: address.display().to_string(),
             connected: self.stats.connected.get() > 0,
             connections: self.accepts.accepted(),

@@ -20,9 +20,9 @@ use config::choices::Spread;
 use config::disk::{DiskSpec, UblkSpec, device};
 use config::volumes::is_within;
 use control::Error;
-use control::api::{Stats, UblkCounters, UblkQueueCounters};
+use control::api::{DiskKind, Stats, UblkCounters, UblkQueueCounters};
 use driver::NvmeVolume;
-use metrics::{DiskKind, Namespace, Queue};
+use metrics::{Namespace, Queue};
 use probes::IoKind;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags, open};
@@ -107,7 +107,7 @@ impl Counters for CountedDevice {
         let device = device(self.stats.id);
         metrics::Disk {
             name: numbers.name(&device),
-            kind: DiskKind::Ublk,
+            kind: self.kind().to_string(),
             address: device.display().to_string(),
             connected: true,
             connections: 1,

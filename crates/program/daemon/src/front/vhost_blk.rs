@@ -18,9 +18,9 @@ use anyhow::{Context as _, Result};
 use config::choices::Spread;
 use config::disk::VhostBlkSpec;
 use config::volumes::is_within;
-use control::api::{Stats, VhostBlkCounters, VhostBlkQueueCounters};
+use control::api::{DiskKind, Stats, VhostBlkCounters, VhostBlkQueueCounters};
 use driver::NvmeVolume;
-use metrics::{DiskKind, Namespace, Queue};
+use metrics::{Namespace, Queue};
 use probes::LogLimit;
 use receive::Intake;
 use rustix::net::UCred;
@@ -227,7 +227,7 @@ impl Counters for CountedExport {
         let used = |queue: &Queue| queue.commands.saturating_add(queue.mmio_doorbells) > 0;
         metrics::Disk {
             name: numbers.name(address),
-            kind: DiskKind::VhostUserBlk,
+            kind: self.kind().to_string(),
             address: address.display().to_string(),
             connected: self.0.is_connected(),
             connections: self.0.connections.get(),

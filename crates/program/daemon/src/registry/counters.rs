@@ -2,8 +2,7 @@
 
 use crate::registry::Registry;
 use crate::registry::snapshot::SnapshotBuilder;
-use control::api::{SocketCounters, Stats};
-use metrics::DiskKind;
+use control::api::{DiskKind, SocketCounters, Stats};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use worker::AcceptStats;

@@ -6,7 +6,7 @@ use crate::cli::Cli;
 use clap::CommandFactory;
 use config::disk_kinds;
 use config::options::{Flag, FlagEffect, Row, Spec};
-use config::spec::{ControllerSpec, ProcessSpec, UblkSpec, VhostBlkSpec};
+use config::spec::UblkSpec;
 use daemon::open::devices::DeviceRegistry;
 use daemon::open::kinds;
 use std::fmt::Write;
@@ -433,6 +433,7 @@ fn reference_lists_every_option() {
 #[cfg(feature = "vhost-user-blk")]
 #[test]
 fn documented_defaults_match_code() {
+    use config::spec::{ControllerSpec, ProcessSpec, VhostBlkSpec};
     let controller = controller::ControllerConfig::default();
     let of = |key| ControllerSpec::row(key).unwrap().default;
     assert_eq!(of("io-queues"), controller.io_queues.to_string());
