@@ -32,8 +32,8 @@ use std::path::{Path, PathBuf};
 use volume::path_of_url;
 
 /// Passes the list of all kinds of disks to the macro `$callback`, behind other arguments in
-/// braces: for each kind its name in [`DiskKind`], the structure of its configuration, and the
-/// field of [`Specs`] with the disks of that kind.
+/// braces: for each kind its name in `DiskKind`, the structure of its configuration, and the field
+/// of `Specs` with the disks of that kind.
 #[macro_export]
 macro_rules! disk_kinds {
     ($callback:ident $($arguments:tt)*) => {

@@ -97,8 +97,8 @@ const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFI
 impl Spec for NvmeTcpSpec {
     const TABLE: &'static str = "[[nvme-tcp]]";
     const NAMES: &'static str = "NVMe/TCP subsystems";
-    const ABOUT: &'static str = "Volumes for other hosts, by NVMe over TCP; there may be several. Each has `[[nvme- \
-         tcp.namespace]]` tables, at least one, with the keys of those of controllers.";
+    const ABOUT: &'static str = "Volumes for other hosts, by NVMe over TCP; there may be several. Each has \
+         `[[nvme-tcp.namespace]]` tables, at least one, with the keys of those of controllers.";
     const ROWS: &'static [Row<Self>] = &[
         name::<Self>(|t| &mut t.name).or("tcp- and the address"),
         Row::<Self>::new(
