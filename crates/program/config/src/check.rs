@@ -29,11 +29,7 @@ pub fn check(
     control: Option<&Path>,
     is_unanswered: &dyn Fn(&Path) -> bool,
 ) -> Result<()> {
-    let mut seen = UniqueValues {
-        values: HashSet::new(),
-        subsystems: HashMap::new(),
-        is_unanswered,
-    };
+    let mut seen = UniqueValues::new(is_unanswered);
     let none = Origin::default();
     let sockets = specs
         .iter()
@@ -95,7 +91,17 @@ struct InOne {
     namespaces: HashMap<u32, NamespaceSpec>,
 }
 
-impl UniqueValues<'_> {
+impl<'a> UniqueValues<'a> {
+    /// Creates an empty set of values. Links of a path for which `is_unanswered` returns true are
+    /// not resolved.
+    pub fn new(is_unanswered: &'a dyn Fn(&Path) -> bool) -> Self {
+        Self {
+            values: HashSet::new(),
+            subsystems: HashMap::new(),
+            is_unanswered,
+        }
+    }
+
     /// Enters a value, which the configuration writes as `text`.
     ///
     /// # Errors
@@ -119,18 +125,22 @@ impl UniqueValues<'_> {
         self.enter(what, place(path, self.is_unanswered), path.display())
     }
 
-    /// Enters an identifier of a namespace, written in hexadecimal digits. All zeroes mean that
-    /// there is no identifier (NVMe NVM 1.1, 4.1.5.1).
-    fn enter_id<const N: usize>(
+    /// Enters an identifier of a namespace, written in hexadecimal digits.
+    fn check_id<const N: usize>(
         &mut self,
-        what: &'static str,
-        text: &str,
-        id: [u8; N],
+        (key, what): (&str, &'static str),
+        text: &Option<String>,
+        origin: &Origin,
     ) -> Result<()> {
-        if id == [0; N] {
+        let Some(text) = text else {
             return Ok(());
-        }
-        self.enter(what, to_hex(&id), text)
+        };
+        let entered = hex::<N>(key, text).and_then(|id| match id {
+            // All zeroes mean that there is no identifier (NVMe NVM 1.1, 4.1.5.1).
+            id if id == [0; N] => Ok(()),
+            id => self.enter(what, to_hex(&id), text),
+        });
+        origin.place(key, entered)
     }
 
     /// Enters serial number and NQN of a subsystem.
@@ -194,14 +204,12 @@ impl UniqueValues<'_> {
                 let why = "reservations needs a disk with subsystem";
                 return Err(origin.error("reservations", why));
             }
-            for (key, said) in [
-                ("ana-group", namespace.ana_group.is_some()),
-                ("ana-state", namespace.ana_state.is_some()),
-            ] {
-                if said && !shares {
-                    let why = format!("{key} needs a disk with subsystem");
-                    return Err(origin.error(key, why));
-                }
+            if !shares {
+                let said = [
+                    ("ana-group", namespace.ana_group.is_some()),
+                    ("ana-state", namespace.ana_state.is_some()),
+                ];
+                refuse(origin, &said, "needs a disk with subsystem")?;
             }
             let (group, state) = (namespace.ana_group(), namespace.ana_state);
             let state = state.unwrap_or_default();
@@ -217,21 +225,9 @@ impl UniqueValues<'_> {
             {
                 continue;
             }
-            if let Some(text) = &namespace.nguid {
-                let nguid = hex::<16>("nguid", text);
-                let entered = nguid.and_then(|id| self.enter_id("NGUID", text, id));
-                origin.place("nguid", entered)?;
-            }
-            if let Some(text) = &namespace.eui64 {
-                let eui64 = hex::<8>("eui64", text);
-                let entered = eui64.and_then(|id| self.enter_id("EUI-64", text, id));
-                origin.place("eui64", entered)?;
-            }
-            if let Some(text) = &namespace.uuid {
-                let uuid = hex::<16>("uuid", text);
-                let entered = uuid.and_then(|id| self.enter_id("UUID", text, id));
-                origin.place("uuid", entered)?;
-            }
+            self.check_id::<16>(("nguid", "NGUID"), &namespace.nguid, origin)?;
+            self.check_id::<8>(("eui64", "EUI-64"), &namespace.eui64, origin)?;
+            self.check_id::<16>(("uuid", "UUID"), &namespace.uuid, origin)?;
         }
         Ok(())
     }
@@ -248,10 +244,7 @@ impl UniqueValues<'_> {
                 ("cntlid", controller.cntlid.is_some()),
                 ("host-id", controller.host_id.is_some()),
             ];
-            if let Some((key, _)) = said.into_iter().find(|(_, said)| *said) {
-                let why = format!("{key} needs subsystem");
-                return Err(origin.error(key, why));
-            }
+            refuse(origin, &said, "needs subsystem")?;
             return Ok(true);
         };
         if name.is_empty() || name.len() > MAX_NAME {
@@ -347,6 +340,17 @@ impl UniqueValues<'_> {
     }
 }
 
+/// Refuses the first of the keys that the configuration states.
+///
+/// # Errors
+/// The key and `why`.
+pub fn refuse(origin: &Origin, stated: &[(&str, bool)], why: &str) -> Result<()> {
+    match stated.iter().find(|(_, is_stated)| *is_stated) {
+        Some((key, _)) => Err(origin.error(key, format!("{key} {why}"))),
+        None => Ok(()),
+    }
+}
+
 /// Checks that a Host Identifier is not all zeroes, which identifies no host.
 fn ensure_named(host: [u8; 16]) -> Result<()> {
     ensure!(host != [0; 16], "host-id must not be all zeroes");
@@ -376,26 +380,22 @@ pub fn check_config(config: &ControllerConfig, origin: &Origin) -> Result<()> {
 /// Checks the zone options of a namespace. `remote`: the namespace is for other hosts.
 fn check_zones(namespace: &NamespaceSpec, remote: bool) -> Result<()> {
     let origin = &namespace.origin;
-    for (key, said) in [
-        ("zone-capacity", namespace.zone_capacity.is_some()),
-        ("max-open-zones", namespace.max_open_zones.is_some()),
-        ("max-active-zones", namespace.max_active_zones.is_some()),
-        ("zone-table", namespace.zone_table.is_some()),
-        ("zrwa-size", namespace.zrwa_size.is_some()),
-    ] {
-        if said && namespace.zone_size.is_none() {
-            let why = format!("{key} has no effect without zone-size");
-            return Err(origin.error(key, why));
-        }
+    if namespace.zone_size.is_none() {
+        let said = [
+            ("zone-capacity", namespace.zone_capacity.is_some()),
+            ("max-open-zones", namespace.max_open_zones.is_some()),
+            ("max-active-zones", namespace.max_active_zones.is_some()),
+            ("zone-table", namespace.zone_table.is_some()),
+            ("zrwa-size", namespace.zrwa_size.is_some()),
+        ];
+        refuse(origin, &said, "has no effect without zone-size")?;
     }
-    for (key, said) in [
-        ("zrwa-granularity", namespace.zrwa_granularity.is_some()),
-        ("zrwa-resources", namespace.zrwa_resources.is_some()),
-    ] {
-        if said && namespace.zrwa_size.is_none() {
-            let why = format!("{key} has no effect without zrwa-size");
-            return Err(origin.error(key, why));
-        }
+    if namespace.zrwa_size.is_none() {
+        let said = [
+            ("zrwa-granularity", namespace.zrwa_granularity.is_some()),
+            ("zrwa-resources", namespace.zrwa_resources.is_some()),
+        ];
+        refuse(origin, &said, "has no effect without zrwa-size")?;
     }
     let direct = namespace.path == Some(PathChoice::Direct);
     if namespace.zone_size.is_some() && (remote || direct) {
@@ -409,14 +409,12 @@ fn check_zones(namespace: &NamespaceSpec, remote: bool) -> Result<()> {
 /// Checks the placement options of a namespace.
 fn check_placement(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     let origin = &namespace.origin;
-    for (key, said) in [
-        ("fdp-unit", namespace.fdp_unit.is_some()),
-        ("fdp-table", namespace.fdp_table.is_some()),
-    ] {
-        if said && namespace.fdp_handles.is_none() {
-            let why = format!("{key} has no effect without fdp-handles");
-            return Err(origin.error(key, why));
-        }
+    if namespace.fdp_handles.is_none() {
+        let said = [
+            ("fdp-unit", namespace.fdp_unit.is_some()),
+            ("fdp-table", namespace.fdp_table.is_some()),
+        ];
+        refuse(origin, &said, "has no effect without fdp-handles")?;
     }
     let direct = namespace.path == Some(PathChoice::Direct);
     let other = shared || direct || namespace.zone_size.is_some();
@@ -438,25 +436,21 @@ fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
         let why = "metadata has no effect without metadata-size or format-file";
         return Err(origin.error("metadata", why));
     }
-    for (key, said) in [
-        ("metadata-extended", namespace.metadata_extended.is_some()),
-        ("protection", namespace.protection.is_some()),
-    ] {
-        if said && namespace.metadata_size.is_none() {
-            let why = format!("{key} has no effect without metadata-size");
-            return Err(origin.error(key, why));
-        }
+    if namespace.metadata_size.is_none() {
+        let said = [
+            ("metadata-extended", namespace.metadata_extended.is_some()),
+            ("protection", namespace.protection.is_some()),
+        ];
+        refuse(origin, &said, "has no effect without metadata-size")?;
     }
-    for (key, said) in [
-        ("guard", namespace.guard.is_some()),
-        ("protection-first", namespace.protection_first.is_some()),
-        ("storage-tag", namespace.storage_tag.is_some()),
-        ("storage-tag-mask", namespace.storage_tag_mask.is_some()),
-    ] {
-        if said && namespace.protection.unwrap_or_default() == 0 {
-            let why = format!("{key} has no effect without protection");
-            return Err(origin.error(key, why));
-        }
+    if namespace.protection.unwrap_or_default() == 0 {
+        let said = [
+            ("guard", namespace.guard.is_some()),
+            ("protection-first", namespace.protection_first.is_some()),
+            ("storage-tag", namespace.storage_tag.is_some()),
+            ("storage-tag-mask", namespace.storage_tag_mask.is_some()),
+        ];
+        refuse(origin, &said, "has no effect without protection")?;
     }
     let direct = namespace.path == Some(PathChoice::Direct);
     let accounted = namespace.zone_size.is_some() || namespace.fdp_handles.is_some();

@@ -10,7 +10,6 @@ pub mod access;
 pub mod ana;
 pub mod check;
 pub mod choices;
-pub mod controllers;
 pub mod disk;
 pub mod error_policy;
 pub mod files;

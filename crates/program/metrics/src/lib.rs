@@ -30,7 +30,6 @@ pub use merged::MergedExposition;
 pub const PAGE: &str = include_str!("page.html");
 
 pub use snapshot::{
-    Device, Disk, DiskKind, Limits, Namespace, OnError, Operations, Process, Queue, Snapshot,
-    Worker,
+    Device, Disk, Limits, Namespace, OnError, Operations, Process, Queue, Snapshot, Worker,
 };
 pub use text::{CONTENT_TYPE, Exposition};

@@ -114,7 +114,7 @@ impl Snapshot {
 
     fn disks(&self, page: &mut Page) {
         page.each(&m::DISK_INFO, &self.disks, |disk, put| {
-            let (kind, address) = (disk.kind.name(), &*disk.address);
+            let (kind, address) = (&*disk.kind, &*disk.address);
             let labels = [("disk", &*disk.name), ("kind", kind), ("address", address)];
             put(&labels, 1);
         });

@@ -28,37 +28,13 @@ pub struct Snapshot {
     pub process: Process,
 }
 
-/// Kind of a disk's front-end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DiskKind {
-    /// An NVMe controller, over vfio-user.
-    #[default]
-    Controller,
-    /// A virtio block device, over vhost-user.
-    VhostUserBlk,
-    /// A block device of the host.
-    Ublk,
-}
-
-impl DiskKind {
-    /// Returns the name used in the configuration and in metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Controller => "controller",
-            Self::VhostUserBlk => "vhost-user-blk",
-            Self::Ublk => "ublk",
-        }
-    }
-}
-
 /// State and counters of one disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Disk {
     /// Name of the disk, unique in the daemon.
     pub name: String,
-    /// Kind of the front-end.
-    pub kind: DiskKind,
+    /// Kind of the front-end, by its name in the configuration.
+    pub kind: String,
     /// Socket or block device of the disk.
     pub address: String,
     /// Whether a client is connected.
@@ -79,7 +55,7 @@ impl Disk {
     /// Returns the number of fetched I/O commands that are not completed. The admin queue is
     /// excluded, because it always has an outstanding command that waits for events.
     pub fn in_flight(&self) -> u64 {
-        let admin = |queue: &Queue| self.kind == DiskKind::Controller && queue.id == 0;
+        let admin = |queue: &Queue| self.kind == "controller" && queue.id == 0;
         let io = self.queues.iter().filter(|queue| !admin(queue));
         io.map(Queue::in_flight).fold(0, u64::wrapping_add)
     }

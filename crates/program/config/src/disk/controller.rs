@@ -1,9 +1,8 @@
 //! NVMe controller that a VMM uses over vfio-user: `[[controller]]`.
 
-use super::{Address, Disk, complete_namespaces, disk_name, take_namespace_options};
+use super::{Address, Disk, disk_fields, disk_name};
 use crate::access::SocketAccess;
-use crate::check::{UniqueValues, check_config};
-use crate::controllers;
+use crate::check::{UniqueValues, check_config, refuse};
 use crate::options::tables::{
     firmware, mdts, model, name, serial, socket, socket_group, socket_mode, socket_owner, subnqn,
     write_cache,
@@ -13,7 +12,7 @@ use crate::origin::Origin;
 use crate::spec::NamespaceSpec;
 use anyhow::{Result, anyhow};
 use clap::ValueEnum;
-use controller::Cloud;
+use controller::{Cloud, ControllerConfig};
 use serde::Deserialize;
 use serde::de::MapAccess;
 use std::path::{Path, PathBuf};
@@ -89,6 +88,7 @@ pub struct ControllerSpec {
 impl Spec for ControllerSpec {
     const TABLE: &'static str = "[[controller]]";
     const NAMES: &'static str = "NVMe controllers";
+    const ABOUT: &'static str = "An NVMe controller; there may be several.";
     const ROWS: &'static [Row<Self>] = &[
         name::<Self>(|c| &mut c.name).or("the name of the socket's file, without .sock"),
         socket(|c| &mut c.socket),
@@ -234,26 +234,40 @@ impl ControllerSpec {
         own.unwrap_or_else(|| disk_name(&self.socket))
     }
 
-    /// Returns the IDs of the controller's namespaces.
-    pub fn nsids(&self) -> Vec<u32> {
-        let disk: &dyn Disk = self;
-        disk.numbered().map(|(nsid, _)| nsid).collect()
+    /// Returns the configuration of a controller, as far as it does not depend on the volumes.
+    pub fn config(&self, serial: String) -> ControllerConfig {
+        let default = ControllerConfig::default();
+        let cloud = self.cloud.as_ref();
+        let model = cloud.map_or(default.model, |cloud| cloud.model().into());
+        ControllerConfig {
+            name: self.any_name(),
+            model: self.model.clone().unwrap_or(model),
+            pci: cloud.map_or(default.pci, Cloud::pci),
+            cloud: self.cloud.clone(),
+            firmware: self.firmware.clone().unwrap_or(default.firmware),
+            subnqn: self.subnqn.clone(),
+            serial,
+            cntlid: self.cntlid.unwrap_or(default.cntlid),
+            io_queues: self.io_queues.unwrap_or(default.io_queues),
+            queue_entries: self.queue_entries.unwrap_or(default.queue_entries),
+            mdts: self.mdts.unwrap_or(default.mdts),
+            mapped_doorbells: self.doorbells == Some(DoorbellMode::Mapped),
+            shadow_doorbells: self.shadow_doorbells.unwrap_or(default.shadow_doorbells),
+            cmb_size: self.cmb_size.map(|Size(bytes)| bytes),
+            write_cache: self.write_cache.unwrap_or(default.write_cache),
+            ..ControllerConfig::default()
+        }
     }
 
     /// Checks the options of the pool, in which the guest creates namespaces.
     fn check_pool(&self, seen: &mut UniqueValues<'_>) -> Result<()> {
         let origin = &self.origin;
         let Some(path) = &self.pool else {
-            for (key, said) in [
+            let said = [
                 ("pool-capacity", self.pool_capacity.is_some()),
                 ("pool-block-size", self.pool_block_size.is_some()),
-            ] {
-                if said {
-                    let why = format!("{key} has no effect without pool");
-                    return Err(origin.error(key, why));
-                }
-            }
-            return Ok(());
+            ];
+            return refuse(origin, &said, "has no effect without pool");
         };
         if self.subsystem.is_some() {
             let why = "a disk with subsystem cannot have a pool";
@@ -273,26 +287,7 @@ impl ControllerSpec {
 }
 
 impl Disk for ControllerSpec {
-    fn name(&self) -> String {
-        self.any_name()
-    }
-
-    fn name_mut(&mut self) -> &mut Option<String> {
-        &mut self.name
-    }
-
-    fn complete(&mut self) {
-        self.name = Some(self.any_name());
-        complete_namespaces(&mut self.namespaces);
-    }
-
-    fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    fn origin_mut(&mut self) -> &mut Origin {
-        &mut self.origin
-    }
+    disk_fields!();
 
     fn address(&self) -> Address<'_> {
         Address::Socket(&self.socket, &self.access)
@@ -314,10 +309,6 @@ impl Disk for ControllerSpec {
         &mut self.namespaces
     }
 
-    fn has_namespace_tables(&self) -> bool {
-        true
-    }
-
     fn own_files(&self) -> Vec<(&'static str, PathBuf)> {
         let files = [
             ("pool", &self.pool),
@@ -329,13 +320,9 @@ impl Disk for ControllerSpec {
             .collect()
     }
 
-    fn take_url_options(&mut self) -> Result<()> {
-        take_namespace_options(&mut self.namespaces)
-    }
-
     fn check(&self, seen: &mut UniqueValues<'_>) -> Result<()> {
         let serial = self.serial.clone().unwrap_or_default();
-        check_config(&controllers::controller(self, serial), &self.origin)?;
+        check_config(&self.config(serial), &self.origin)?;
         self.check_pool(seen)?;
         // Disks of one subsystem share its names.
         if seen.check_subsystem(self)? {

@@ -6,6 +6,8 @@
 
 mod controller;
 mod nvme_tcp;
+#[cfg(test)]
+mod toy;
 mod ublk;
 mod vhost_user_blk;
 
@@ -30,8 +32,8 @@ use std::path::{Path, PathBuf};
 use volume::path_of_url;
 
 /// Passes the list of all kinds of disks to the macro `$callback`, behind other arguments in
-/// braces: for each kind its name in [`DiskKind`], the structure of its configuration, and the
-/// field of [`Specs`] with the disks of that kind.
+/// braces: for each kind its name in `DiskKind`, the structure of its configuration, and the field
+/// of `Specs` with the disks of that kind.
 #[macro_export]
 macro_rules! disk_kinds {
     ($callback:ident $($arguments:tt)*) => {
@@ -49,15 +51,21 @@ macro_rules! disk_kinds {
     };
 }
 
-/// Configuration of a disk of one kind. No method has a default: a new kind answers all questions.
-pub trait Disk {
+/// Configuration of a disk of one kind. Only methods about features that most kinds lack have a
+/// default; a new kind answers all other questions.
+pub trait Disk: DiskTable {
     /// Returns the name of the disk; without a configured one, that of its socket or volume.
     fn name(&self) -> String;
     /// Returns the configured name.
     fn name_mut(&mut self) -> &mut Option<String>;
     /// Sets the values that would otherwise depend on the position: the disk's name, the IDs of its
     /// namespaces.
-    fn complete(&mut self);
+    fn complete(&mut self) {
+        *self.name_mut() = Some(self.name());
+        if self.has_namespace_tables() {
+            complete_namespaces(self.namespaces_mut());
+        }
+    }
     /// Returns the location of the disk's table in the configuration file.
     fn origin(&self) -> &Origin;
     /// Returns the location of the disk's table, to be set.
@@ -65,23 +73,19 @@ pub trait Disk {
     /// Returns the place where clients find the disk.
     fn address(&self) -> Address<'_>;
     /// Returns the subsystem whose namespaces the disk shares with other disks, if any.
-    fn subsystem(&self) -> Option<&str>;
+    fn subsystem(&self) -> Option<&str> {
+        None
+    }
     /// Returns the folder of the pool in which the guest creates namespaces, if any.
-    fn pool(&self) -> Option<&Path>;
+    fn pool(&self) -> Option<&Path> {
+        None
+    }
     /// Returns the disk's volumes, with their options. A kind with one volume has one namespace.
     fn namespaces(&self) -> &[NamespaceSpec];
     /// Returns the disk's volumes, to be changed.
     fn namespaces_mut(&mut self) -> &mut [NamespaceSpec];
-    /// Returns whether the namespaces have tables of their own in the configuration file. Otherwise
-    /// their options stand in the disk's table.
-    fn has_namespace_tables(&self) -> bool;
     /// Returns the files of the disk itself, with their configuration keys.
     fn own_files(&self) -> Vec<(&'static str, PathBuf)>;
-    /// Takes the options of the namespace or disk out of the volumes' URLs.
-    ///
-    /// # Errors
-    /// An option cannot be read.
-    fn take_url_options(&mut self) -> Result<()>;
     /// Refuses values that the disk cannot have, and values that a disk before it has.
     ///
     /// # Errors
@@ -91,8 +95,61 @@ pub trait Disk {
     ///
     /// # Errors
     /// A sentence for the user.
-    fn check_filled(&self) -> Result<()>;
+    fn check_filled(&self) -> Result<()> {
+        Ok(())
+    }
 }
+
+/// Part of [`Disk`] that follows from the table of options ([`Spec`]).
+pub trait DiskTable {
+    /// Returns whether the namespaces have tables of their own in the configuration file. Otherwise
+    /// their options stand in the disk's table.
+    fn has_namespace_tables(&self) -> bool;
+    /// Takes the options of the namespace or disk out of the volumes' URLs.
+    ///
+    /// # Errors
+    /// An option cannot be read.
+    fn take_url_options(&mut self) -> Result<()>;
+}
+
+impl<S: Spec + Disk> DiskTable for S {
+    fn has_namespace_tables(&self) -> bool {
+        !S::NESTED.is_empty()
+    }
+
+    fn take_url_options(&mut self) -> Result<()> {
+        if !self.has_namespace_tables() {
+            let taken = url::take(self);
+            return self.origin().place("volume", taken);
+        }
+        self.namespaces_mut().iter_mut().try_for_each(|namespace| {
+            let taken = url::take(namespace);
+            namespace.origin.place("volume", taken)
+        })
+    }
+}
+
+/// Implements the methods of [`Disk`] that return the fields `name` and `origin`.
+macro_rules! disk_fields {
+    () => {
+        fn name(&self) -> String {
+            self.any_name()
+        }
+
+        fn name_mut(&mut self) -> &mut Option<String> {
+            &mut self.name
+        }
+
+        fn origin(&self) -> &Origin {
+            &self.origin
+        }
+
+        fn origin_mut(&mut self) -> &mut Origin {
+            &mut self.origin
+        }
+    };
+}
+use disk_fields;
 
 /// Place where clients find a disk.
 #[derive(Clone, Copy, Debug)]
@@ -162,6 +219,11 @@ impl dyn Disk + '_ {
     pub fn numbered(&self) -> impl Iterator<Item = (u32, &NamespaceSpec)> {
         let namespaces = self.namespaces().iter().zip(1..);
         namespaces.map(|(namespace, place)| (namespace.nsid.unwrap_or(place), namespace))
+    }
+
+    /// Returns the NSIDs of the disk's volumes.
+    pub fn nsids(&self) -> Vec<u32> {
+        self.numbered().map(|(nsid, _)| nsid).collect()
     }
 
     /// Returns the disk's volumes by their NSIDs, to be changed.
@@ -313,6 +375,7 @@ macro_rules! define_disks {
         impl Spec for Specs {
             const TABLE: &'static str = "(the file)";
             const NAMES: &'static str = "files";
+            const ABOUT: &'static str = "The whole file.";
             const ROWS: &'static [Row<Self>] = &[];
             const NESTED: &'static [(&'static str, bool)] =
                 &[$((DiskKind::$kind.name(), false),)* ("process", false)];
@@ -396,14 +459,6 @@ pub fn no_disks() -> String {
         "describes no disk; add a table {others} or {last}, with a volume (docs/reference.md has \
          the keys)"
     )
-}
-
-/// Takes the options of the namespaces out of the volumes' URLs.
-fn take_namespace_options(namespaces: &mut [NamespaceSpec]) -> Result<()> {
-    namespaces.iter_mut().try_for_each(|namespace| {
-        let taken = url::take(namespace);
-        namespace.origin.place("volume", taken)
-    })
 }
 
 /// Gives each namespace without an NSID the NSID of its position.

@@ -1,8 +1,7 @@
 //! NVMe/TCP subsystem for other hosts: `[[nvme-tcp]]`.
 
-use super::{Address, Disk, complete_namespaces, take_namespace_options};
+use super::{Address, Disk, disk_fields};
 use crate::check::{UniqueValues, check_config};
-use crate::controllers::target_controller;
 use crate::options::tables::{firmware, mdts, model, name, serial, subnqn, write_cache};
 use crate::options::{Flag, Names, Row, Setting, Spec, file, url};
 use crate::origin::Origin;
@@ -13,7 +12,7 @@ use nvme::identify::Nqn;
 use serde::de::MapAccess;
 use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Configuration of one NVM subsystem that other hosts reach over NVMe/TCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,6 +70,20 @@ impl NvmeTcpSpec {
         self.listen.unwrap_or(NOWHERE)
     }
 
+    /// Returns the controller configuration of an NVMe/TCP subsystem for other hosts.
+    pub fn config(&self, serial: String) -> ControllerConfig {
+        let default = ControllerConfig::default();
+        ControllerConfig {
+            name: self.any_name(),
+            model: self.model.clone().unwrap_or(default.model),
+            firmware: self.firmware.clone().unwrap_or(default.firmware),
+            serial,
+            mdts: self.mdts.unwrap_or(default.mdts),
+            write_cache: self.write_cache.unwrap_or(default.write_cache),
+            ..ControllerConfig::default()
+        }
+    }
+
     /// Returns the name, or the address of a subsystem without a name.
     pub fn any_name(&self) -> String {
         let own = self.name.clone();
@@ -84,6 +97,8 @@ const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFI
 impl Spec for NvmeTcpSpec {
     const TABLE: &'static str = "[[nvme-tcp]]";
     const NAMES: &'static str = "NVMe/TCP subsystems";
+    const ABOUT: &'static str = "Volumes for other hosts, by NVMe over TCP; there may be several. Each has \
+         `[[nvme-tcp.namespace]]` tables, at least one, with the keys of those of controllers.";
     const ROWS: &'static [Row<Self>] = &[
         name::<Self>(|t| &mut t.name).or("tcp- and the address"),
         Row::<Self>::new(
@@ -137,37 +152,10 @@ impl Spec for NvmeTcpSpec {
 }
 
 impl Disk for NvmeTcpSpec {
-    fn name(&self) -> String {
-        self.any_name()
-    }
-
-    fn name_mut(&mut self) -> &mut Option<String> {
-        &mut self.name
-    }
-
-    fn complete(&mut self) {
-        self.name = Some(self.any_name());
-        complete_namespaces(&mut self.namespaces);
-    }
-
-    fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    fn origin_mut(&mut self) -> &mut Origin {
-        &mut self.origin
-    }
+    disk_fields!();
 
     fn address(&self) -> Address<'_> {
         Address::Tcp(self.listen())
-    }
-
-    fn subsystem(&self) -> Option<&str> {
-        None
-    }
-
-    fn pool(&self) -> Option<&Path> {
-        None
     }
 
     fn namespaces(&self) -> &[NamespaceSpec] {
@@ -178,17 +166,9 @@ impl Disk for NvmeTcpSpec {
         &mut self.namespaces
     }
 
-    fn has_namespace_tables(&self) -> bool {
-        true
-    }
-
     fn own_files(&self) -> Vec<(&'static str, PathBuf)> {
         let keys = self.host_keys.clone();
         keys.into_iter().map(|path| ("host-keys", path)).collect()
-    }
-
-    fn take_url_options(&mut self) -> Result<()> {
-        take_namespace_options(&mut self.namespaces)
     }
 
     fn check(&self, seen: &mut UniqueValues<'_>) -> Result<()> {
@@ -219,7 +199,7 @@ impl Disk for NvmeTcpSpec {
         let serial = self.serial.clone().unwrap_or_default();
         let config = ControllerConfig {
             subnqn: self.subnqn.clone(),
-            ..target_controller(self, serial)
+            ..self.config(serial)
         };
         check_config(&config, origin)?;
         if self.namespaces.is_empty() {
@@ -228,9 +208,5 @@ impl Disk for NvmeTcpSpec {
         }
         seen.check_names(&self.serial, &self.subnqn, origin)?;
         seen.check_namespaces(None, &self.namespaces)
-    }
-
-    fn check_filled(&self) -> Result<()> {
-        Ok(())
     }
 }

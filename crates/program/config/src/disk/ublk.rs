@@ -1,13 +1,13 @@
 //! Block device of this host (ublk): `[[ublk]]`.
 
-use super::{Address, Disk};
+use super::{Address, Disk, disk_fields};
 use crate::check::UniqueValues;
 use crate::options::tables::{block_size, name, on_read_error, on_write_error, read_only, volume};
-use crate::options::{Flag, Row, Spec, Url, url};
+use crate::options::{Flag, Row, Spec, Url};
 use crate::origin::Origin;
 use crate::spec::NamespaceSpec;
 use anyhow::Result;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::slice;
 
 /// Configuration of one block device of this host (ublk).
@@ -54,6 +54,7 @@ impl UblkSpec {
 impl Spec for UblkSpec {
     const TABLE: &'static str = "[[ublk]]";
     const NAMES: &'static str = "block devices";
+    const ABOUT: &'static str = "A volume as a block device of this host; there may be several.";
     const ROWS: &'static [Row<Self>] = &[
         name::<Self>(|d| &mut d.name).or("the name of the device, ublkbN"),
         volume(|d| &mut d.namespace.volume),
@@ -96,13 +97,7 @@ impl Spec for UblkSpec {
 }
 
 impl Disk for UblkSpec {
-    fn name(&self) -> String {
-        self.any_name()
-    }
-
-    fn name_mut(&mut self) -> &mut Option<String> {
-        &mut self.name
-    }
+    disk_fields!();
 
     fn complete(&mut self) {
         // A device without a number has no lasting name.
@@ -111,24 +106,8 @@ impl Disk for UblkSpec {
         }
     }
 
-    fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    fn origin_mut(&mut self) -> &mut Origin {
-        &mut self.origin
-    }
-
     fn address(&self) -> Address<'_> {
         Address::Device(self.id)
-    }
-
-    fn subsystem(&self) -> Option<&str> {
-        None
-    }
-
-    fn pool(&self) -> Option<&Path> {
-        None
     }
 
     fn namespaces(&self) -> &[NamespaceSpec] {
@@ -139,17 +118,8 @@ impl Disk for UblkSpec {
         slice::from_mut(&mut self.namespace)
     }
 
-    fn has_namespace_tables(&self) -> bool {
-        false
-    }
-
     fn own_files(&self) -> Vec<(&'static str, PathBuf)> {
         Vec::new()
-    }
-
-    fn take_url_options(&mut self) -> Result<()> {
-        let taken = url::take(self);
-        self.origin.place("volume", taken)
     }
 
     fn check(&self, seen: &mut UniqueValues<'_>) -> Result<()> {
@@ -158,9 +128,5 @@ impl Disk for UblkSpec {
         };
         let id = id.to_string();
         self.origin.place("id", seen.enter("ublk device", &id, &id))
-    }
-
-    fn check_filled(&self) -> Result<()> {
-        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! virtio block device that a VMM uses over vhost-user: `[[vhost-user-blk]]`.
 
-use super::{Address, Disk, disk_name};
+use super::{Address, Disk, disk_fields, disk_name};
 use crate::access::SocketAccess;
 use crate::check::UniqueValues;
 use crate::options::tables::{
@@ -11,7 +11,7 @@ use crate::options::{Row, Spec, Url, url};
 use crate::origin::Origin;
 use crate::spec::NamespaceSpec;
 use anyhow::Result;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::slice;
 
 /// Configuration of one vhost-user-blk export: a socket for the VMM, and a volume.
@@ -61,6 +61,8 @@ impl VhostBlkSpec {
 impl Spec for VhostBlkSpec {
     const TABLE: &'static str = "[[vhost-user-blk]]";
     const NAMES: &'static str = "vhost-user-blk exports";
+    const ABOUT: &'static str =
+        "A vhost-user-blk disk for a guest with a virtio driver; there may be several.";
     const ROWS: &'static [Row<Self>] = &[
         name::<Self>(|e| &mut e.name).or("the name of the socket's file, without .sock"),
         socket(|e| &mut e.socket),
@@ -102,36 +104,10 @@ impl Spec for VhostBlkSpec {
 }
 
 impl Disk for VhostBlkSpec {
-    fn name(&self) -> String {
-        self.any_name()
-    }
-
-    fn name_mut(&mut self) -> &mut Option<String> {
-        &mut self.name
-    }
-
-    fn complete(&mut self) {
-        self.name = Some(self.any_name());
-    }
-
-    fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    fn origin_mut(&mut self) -> &mut Origin {
-        &mut self.origin
-    }
+    disk_fields!();
 
     fn address(&self) -> Address<'_> {
         Address::Socket(&self.socket, &self.access)
-    }
-
-    fn subsystem(&self) -> Option<&str> {
-        None
-    }
-
-    fn pool(&self) -> Option<&Path> {
-        None
     }
 
     fn namespaces(&self) -> &[NamespaceSpec] {
@@ -142,25 +118,12 @@ impl Disk for VhostBlkSpec {
         slice::from_mut(&mut self.namespace)
     }
 
-    fn has_namespace_tables(&self) -> bool {
-        false
-    }
-
     fn own_files(&self) -> Vec<(&'static str, PathBuf)> {
         Vec::new()
     }
 
-    fn take_url_options(&mut self) -> Result<()> {
-        let taken = url::take(self);
-        self.origin.place("volume", taken)
-    }
-
     fn check(&self, _: &mut UniqueValues<'_>) -> Result<()> {
         // The serial number is a name for the guest alone ("ROOT"), and may be repeated.
-        Ok(())
-    }
-
-    fn check_filled(&self) -> Result<()> {
         Ok(())
     }
 }

@@ -267,6 +267,8 @@ pub trait Spec: Default + 'static {
     const TABLE: &'static str;
     /// Plural name of what the table describes, for messages, such as "namespaces".
     const NAMES: &'static str;
+    /// Description of the table in the reference.
+    const ABOUT: &'static str;
     /// Options that the table may have.
     const ROWS: &'static [Row<Self>];
     /// Keys of nested tables, and whether each is required; see [`Spec::nested`].

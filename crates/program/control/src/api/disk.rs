@@ -21,14 +21,6 @@ pub enum DiskKind {
 }
 
 impl DiskKind {
-    /// All kinds.
-    pub const ALL: [Self; 4] = [
-        Self::Controller,
-        Self::VhostUserBlk,
-        Self::NvmeTcp,
-        Self::Ublk,
-    ];
-
     /// Returns the name, which is that of the disk's tables in a configuration file.
     pub const fn name(self) -> &'static str {
         match self {
@@ -36,6 +28,16 @@ impl DiskKind {
             Self::VhostUserBlk => "vhost-user-blk",
             Self::NvmeTcp => "nvme-tcp",
             Self::Ublk => "ublk",
+        }
+    }
+
+    /// Returns a short description of the kind.
+    pub const fn description(self) -> &'static str {
+        match self {
+            Self::Controller => "NVMe controller over vfio-user",
+            Self::VhostUserBlk => "virtio block device over vhost-user",
+            Self::NvmeTcp => "NVMe/TCP subsystem for other hosts",
+            Self::Ublk => "Block device of this host",
         }
     }
 }

@@ -7,36 +7,42 @@ use crate::confine::descriptors::SOCKET;
 use crate::keep::{
     ControllerParts, Identity, InitialDescriptors, KeeperSession, PreviousDisk, Survival,
 };
-use crate::open::direct::{DirectPath, check_block_size};
+use crate::open::direct::{DirectPath, check_block_size, cycles};
 use crate::open::pools::DiskPool;
-use crate::open::prepare::{ListenContext, Prepared, by_nsid, event};
+use crate::open::prepare::{ListenContext, Prepared, event};
 use crate::open::{Opener, subsystems};
 use crate::record::{self, Shown};
+use crate::registry::Registry;
+use crate::registry::counters::{Counters, socket_counters};
+use crate::registry::snapshot::SnapshotBuilder;
 use crate::serve::worker_context::{WorkerContext, namespace_config};
 use anyhow::{Context, Result, anyhow};
 use config::choices::{PathChoice, Spread};
 use config::disk::{ControllerSpec, Disk, DoorbellMode};
 use config::identity;
 use config::spec::{MAX_WORKERS, NamespaceSpec};
-use config::volumes::is_within;
+use control::api::{self, ControllerCounters, DiskKind, QueueCounters, Stats};
 use controller::{
-    BootImage, ControllerConfig, DEFAULT_IO_QUEUES, DoorbellPage, Formats, MAX_BOOT_IMAGE,
-    NamespaceConfig, NamespacePool, Subsystem,
+    BootImage, ControllerConfig, ControllerStats, DEFAULT_IO_QUEUES, DoorbellPage, Formats,
+    MAX_BOOT_IMAGE, NamespaceConfig, NamespacePool, QueueStats, Subsystem,
 };
 use dma::MemoryCache;
+use metrics::{Namespace, Queue};
 use receive::Intake;
 use rustix::fs::OFlags;
 use sandbox::Needs;
 use state_memory::Layout;
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use vfio_user::wire::MAX_MSG_FDS;
 use vfio_user::{Journal, Listener};
-use volume::{Extras, Io, Volume};
+use volume::{Extras, Io};
+use worker::AcceptStats;
 
 /// Default of the largest NSID, for controllers of a daemon and controllers with a pool.
 const DAEMON_NAMESPACES: u32 = 16;
@@ -46,10 +52,6 @@ const DAEMON_NAMESPACES: u32 = 16;
 const INCOMPLETE: u64 = 3 * MAX_MSG_FDS as u64;
 
 impl FrontEnd for ControllerSpec {
-    fn is_built(&self) -> bool {
-        true
-    }
-
     fn descriptors(&self) -> u64 {
         // A vector for each queue pair, including the Admin queue's, and the pin.
         let vectors = u64::from(self.io_queues.unwrap_or(DEFAULT_IO_QUEUES)) + 2;
@@ -65,15 +67,14 @@ impl FrontEnd for ControllerSpec {
 
     fn ring_use(&self, spread: Spread) -> RingUse {
         let requests = usize::from(ControllerConfig::default().max_in_flight);
-        match spread {
-            Spread::Off => RingUse {
-                own: requests,
-                ..RingUse::default()
-            },
-            Spread::Auto | Spread::Stir => RingUse {
-                everywhere: requests,
-                ..RingUse::default()
-            },
+        let (own, everywhere) = match spread {
+            Spread::Off => (requests, 0),
+            Spread::Auto | Spread::Stir => (0, requests),
+        };
+        RingUse {
+            own,
+            everywhere,
+            is_early: false,
         }
     }
 
@@ -89,33 +90,7 @@ impl FrontEnd for ControllerSpec {
     }
 
     fn open(&self, opener: &Opener) -> Result<Ready> {
-        let ready = ReadyController::new(self, opener)?;
-        Ok(Ready::Listener(Box::new(ready)))
-    }
-
-    fn say_listening(&self, serial: &str) {
-        let (socket, namespaces) = (self.socket.display(), self.namespaces.len());
-        tracing::info!(%socket, serial, namespaces, "listening");
-    }
-}
-
-/// Controller with open volumes, before its socket is created.
-struct ReadyController {
-    spec: ControllerSpec,
-    volumes: Vec<Prepared>,
-    /// Subsystem of the controller.
-    subsystem: Option<Arc<Subsystem>>,
-    /// Reason why the disk ends with its process; `None` if it does not.
-    ends: Option<&'static str>,
-    /// Pool of the namespaces that the guest makes.
-    pool: Option<Arc<DiskPool>>,
-    boot: Option<BootImage>,
-    shown: Shown,
-}
-
-impl ReadyController {
-    /// Opens the volumes of a controller, and records the disk.
-    fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
+        let spec = self;
         let name = spec.any_name();
         let guest = opener.keeper.client_of(&Identity::of(spec));
         opener.records.begin(&name, guest.clone());
@@ -148,7 +123,7 @@ impl ReadyController {
         } else {
             Some("it has a namespace on a controller")
         };
-        Ok(Self {
+        let ready = ReadyController {
             volumes,
             pool,
             boot,
@@ -156,8 +131,28 @@ impl ReadyController {
             ends,
             spec: spec.clone(),
             subsystem,
-        })
+        };
+        Ok(Ready::Listener(Box::new(ready)))
     }
+
+    fn say_listening(&self, serial: &str) {
+        let (socket, namespaces) = (self.socket.display(), self.namespaces.len());
+        tracing::info!(%socket, serial, namespaces, "listening");
+    }
+}
+
+/// Controller with open volumes, before its socket is created.
+struct ReadyController {
+    spec: ControllerSpec,
+    volumes: Vec<Prepared>,
+    /// Subsystem that the controller belongs to, if any.
+    subsystem: Option<Arc<Subsystem>>,
+    /// Reason why the disk ends with its process; `None` if it does not.
+    ends: Option<&'static str>,
+    /// Pool of the namespaces that the guest makes.
+    pool: Option<Arc<DiskPool>>,
+    boot: Option<BootImage>,
+    shown: Shown,
 }
 
 impl ReadyDisk for ReadyController {
@@ -166,16 +161,8 @@ impl ReadyDisk for ReadyController {
         context: &ListenContext<'_>,
         workers: usize,
     ) -> Result<Box<dyn ListeningDisk>> {
-        let Self {
-            spec,
-            volumes,
-            subsystem,
-            ends,
-            pool,
-            boot,
-            shown,
-        } = *self;
-        let identity = Identity::of(&spec);
+        let spec = &self.spec;
+        let identity = Identity::of(spec);
         let keeper = &context.opener.keeper;
         let left = keeper.left_of(&identity);
         let kept = left.as_ref().and_then(PreviousDisk::listener);
@@ -186,10 +173,10 @@ impl ReadyDisk for ReadyController {
             session: vfio_user::SESSION,
             ..controller::state_layout(&ControllerConfig {
                 workers: u16::try_from(workers).unwrap_or(u16::MAX),
-                ..controller_config(&spec, String::new())
+                ..controller_config(spec, String::new())
             })
         };
-        let (page, survival) = match ends {
+        let (page, survival) = match self.ends {
             None => survive(keeper, &identity, left, layout, &listener)?,
             Some(why) => {
                 end_with_process(keeper, &identity, left, why);
@@ -202,12 +189,7 @@ impl ReadyDisk for ReadyController {
             page,
             survival,
             resized: event()?,
-            spec,
-            volumes,
-            subsystem,
-            pool,
-            boot,
-            shown,
+            ready: *self,
         }))
     }
 }
@@ -238,30 +220,20 @@ fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
 
 /// Controller with an open socket and open volumes.
 struct OpenController {
-    spec: ControllerSpec,
     listener: Listener,
     /// Connection to the receiver process, which receives descriptors from clients.
     intake: Intake,
     page: DoorbellPage,
     /// State of the disk that survives this process; `None` without a keeper.
     survival: Option<Survival>,
-    /// Volumes of the controller, one for each namespace.
-    volumes: Vec<Prepared>,
-    /// Subsystem that the controller belongs to, if any.
-    subsystem: Option<Arc<Subsystem>>,
-    /// Pool in which the guest creates namespaces, if any.
-    pool: Option<Arc<DiskPool>>,
-    /// Content of the Boot Partitions, if configured.
-    boot: Option<BootImage>,
-    /// Identifiers of the disk and its namespaces as the host sees them.
-    shown: Shown,
     /// Eventfd that becomes readable when a volume was resized.
     resized: Arc<OwnedFd>,
+    ready: ReadyController,
 }
 
 impl ListeningDisk for OpenController {
-    fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
-        by_nsid(&self.spec.namespaces, &self.volumes)
+    fn volumes(&self) -> &[Prepared] {
+        &self.ready.volumes
     }
 
     fn resized(&self) -> Arc<OwnedFd> {
@@ -269,7 +241,7 @@ impl ListeningDisk for OpenController {
     }
 
     fn needs_ring(&self) -> bool {
-        self.volumes.iter().any(Prepared::needs_ring) || self.pool.is_some()
+        self.volumes().iter().any(Prepared::needs_ring) || self.ready.pool.is_some()
     }
 
     fn serve(
@@ -278,8 +250,8 @@ impl ListeningDisk for OpenController {
         seat: Seat,
         worker_context: &WorkerContext,
     ) -> Result<AddedFrontend> {
-        let socket = self.spec.socket.clone();
-        let (origin, name) = (self.spec.origin.clone(), self.spec.any_name());
+        let spec = &self.ready.spec;
+        let (socket, origin, name) = (spec.socket.clone(), spec.origin.clone(), spec.any_name());
         let mut serial = String::new();
         let added = worker.add(|context| {
             let one = origin.place("", served(context.owner, *self, context.io, worker_context))?;
@@ -287,18 +259,111 @@ impl ListeningDisk for OpenController {
             serial.clone_from(&one.controller.config().serial);
             let mut front = NvmeFront::new(one, context, seat.worker, &worker_context.peers)
                 .context("epoll")?;
-            let entry = worker_context
-                .registry
-                .enter(&socket, stats, front.accepts());
+            let accepts = front.accepts();
+            let counted = CountedController { stats, accepts };
+            let entry = worker_context.registry.enter(&socket, counted);
             front.keep(entry, seat.assignment);
             front.tell(&worker_context.registry.events, name);
             Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
         })?;
-        let owner = added.context("a worker has too many disks")?;
-        worker
-            .handle()
-            .set_name(owner, socket.display().to_string());
-        Ok(AddedFrontend { owner, serial })
+        AddedFrontend::new(worker, added, &socket, serial)
+    }
+}
+
+/// Counters of a controller and of the connections to it.
+pub struct CountedController {
+    pub stats: Arc<ControllerStats>,
+    pub accepts: Arc<AcceptStats>,
+}
+
+impl Counters for CountedController {
+    fn kind(&self) -> DiskKind {
+        DiskKind::Controller
+    }
+
+    fn metrics(
+        &self,
+        address: &Path,
+        registry: &Registry,
+        numbers: &mut SnapshotBuilder<'_>,
+    ) -> metrics::Disk {
+        let direct = registry.paths.of(address);
+        let mut namespaces: BTreeMap<u32, Namespace> = BTreeMap::new();
+        for (nsid, record) in self.stats.namespaces() {
+            // Commands to missing namespaces are listed only if there were any.
+            if nsid > 0 || record.all_failures() > 0 {
+                let namespace = namespaces
+                    .entry(nsid)
+                    .or_insert_with(|| Namespace::new(nsid));
+                namespace.add(record, numbers.ns_per_cycle);
+            }
+        }
+        for (nsid, namespace) in &mut namespaces {
+            namespace.volume = numbers.described.volume(address, *nsid);
+            if let Some(path) = direct.iter().find(|path| path.nsid == *nsid) {
+                namespace.direct = Some(path.path == api::PathChoice::Direct);
+                namespace.direct_commands = path.lanes.iter().map(|lane| lane.commands).sum();
+                namespace.direct_bounced = path.lanes.iter().map(|lane| lane.bounced).sum();
+            }
+        }
+        let queues = (0..).zip(&self.stats.queues).map(|(id, queue)| Queue {
+            id,
+            worker: Some(queue.worker.get()),
+            // Read first, so that counters that are read later are not smaller.
+            completions: queue.completions.get(),
+            commands: queue.commands.get(),
+            mmio_doorbells: queue.mmio_doorbells.get(),
+            shadow_doorbells: queue.shadow_doorbells.get(),
+            arms: queue.arms.get(),
+            interrupts: queue.interrupts.get(),
+        });
+        let used = |queue: &Queue| queue.commands.saturating_add(queue.mmio_doorbells) > 0;
+        metrics::Disk {
+            name: numbers.name(address),
+            kind: self.kind().to_string(),
+            address: address.display().to_string(),
+            connected: self.stats.connected.get() > 0,
+            connections: self.accepts.accepted(),
+            resets: self.stats.resets.get(),
+            migrations: self.stats.migrations.get(),
+            namespaces: namespaces.into_values().collect(),
+            queues: queues.filter(used).collect(),
+        }
+    }
+
+    fn add_to(&self, stats: &mut Stats, address: &Path, registry: &Registry) {
+        let queue = |(qid, q): (usize, &QueueStats)| QueueCounters {
+            qid,
+            commands: q.commands.get(),
+            completions: q.completions.get(),
+            mmio_doorbells: q.mmio_doorbells.get(),
+            shadow_doorbells: q.shadow_doorbells.get(),
+            arms: q.arms.get(),
+            interrupts: q.interrupts.get(),
+            interrupt_cycles: cycles(q.interrupt_summary()),
+            worker: q.worker.get(),
+        };
+        stats.controllers.push(ControllerCounters {
+            name: registry.described.name(address),
+            socket: address.display().to_string(),
+            clients: socket_counters(&self.accepts),
+            host_reads: self.stats.host_reads(),
+            host_writes: self.stats.host_writes(),
+            bytes_read: self.stats.bytes_read(),
+            bytes_written: self.stats.bytes_written(),
+            errors: self.stats.error_log_entries.get(),
+            resets: self.stats.resets.get(),
+            moves: self.stats.migrations.get(),
+            queues: self
+                .stats
+                .queues
+                .iter()
+                .enumerate()
+                .map(queue)
+                .filter(|q| q.commands + q.mmio_doorbells > 0)
+                .collect(),
+            direct: registry.paths.of(address),
+        });
     }
 }
 
@@ -374,11 +439,11 @@ fn end_with_process(
 }
 
 /// Returns the configuration of a controller, as far as it does not depend on the volumes.
-pub fn controller_config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
+fn controller_config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     let own = spec.subnqn.clone();
     ControllerConfig {
         subnqn: Some(own.unwrap_or_else(|| identity::subnqn(&serial))),
-        ..config::controllers::controller(spec, serial)
+        ..spec.config(serial)
     }
 }
 
@@ -389,23 +454,27 @@ fn served(
     worker_context: &WorkerContext,
 ) -> Result<ServedController> {
     let OpenController {
-        spec,
         listener,
         intake,
         page,
         survival,
-        volumes: prepared,
         resized,
+        ready,
+    } = open;
+    let ReadyController {
+        spec,
+        volumes: prepared,
         subsystem,
         pool,
         boot,
         shown,
-    } = open;
+        ..
+    } = ready;
     let spec = &spec;
     let paths = &worker_context.registry.paths;
     let opened = prepared
         .into_iter()
-        .map(|volume| volume.open(&worker_context.opener))
+        .map(|volume| volume.open(worker_context, &resized))
         .collect::<Result<Vec<_>>>()?;
     let (mut namespaces, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
     for ((ns, place), mut opened) in spec.namespaces.iter().zip(1..).zip(opened) {
@@ -415,9 +484,6 @@ fn served(
         // formats it does not apply either, because the device's blocks have one size.
         let direct = opened.direct.take();
         directs.push(direct.filter(|_| opened.files.is_empty()));
-        if !is_within(&ns.volume) {
-            worker_context.sizes.watch(&opened.volume, &resized);
-        }
         let nsid = ns.nsid.unwrap_or(place);
         namespaces.push(namespace_config(ns, nsid, shown.ids(nsid), &opened));
     }

@@ -2,27 +2,29 @@
 //! worker through the traits of this module.
 //!
 //! `config::disk_kinds!` lists the kinds. A kind without an implementation of [`FrontEnd`] is a
-//! compile error here, and no method has a default, so that a new kind answers all questions.
+//! compile error here. Only methods about needs that most kinds lack have a default.
 
 use super::Worker;
 use super::ublk::OpenDisk;
 use crate::keep::KeeperSession;
 use crate::open::Opener;
-use crate::open::prepare::ListenContext;
+use crate::open::prepare::{ListenContext, Prepared};
 use crate::serve::peers::Assignment;
 use crate::serve::worker_context::WorkerContext;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use config::choices::Spread;
 use config::disk::{Disk, DiskSpec};
 use sandbox::Needs;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
-use volume::Volume;
+use std::path::Path;
+use std::sync::Arc;
 
 /// Front-end of one kind of disk.
 pub trait FrontEnd: Disk {
     /// Returns whether this build contains the front-end: a cargo feature with the kind's name.
-    fn is_built(&self) -> bool;
+    fn is_built(&self) -> bool {
+        true
+    }
     /// Returns the maximum number of descriptors of the disk and its clients, without clients'
     /// memory files.
     fn descriptors(&self) -> u64;
@@ -32,12 +34,14 @@ pub trait FrontEnd: Disk {
     fn ring_use(&self, spread: Spread) -> RingUse;
     /// Adds the permissions that the disk needs in the sandbox, beside those for its volumes and
     /// its socket.
-    fn add_needs(&self, needs: &mut Needs, keeper: &KeeperSession);
+    fn add_needs(&self, _needs: &mut Needs, _keeper: &KeeperSession) {}
     /// Reads the disk's own files, for `vnvme check`.
     ///
     /// # Errors
     /// The daemon would refuse the disk.
-    fn check_files(&self) -> Result<()>;
+    fn check_files(&self) -> Result<()> {
+        Ok(())
+    }
     /// Opens the volumes, and records the disk.
     ///
     /// # Errors
@@ -85,8 +89,8 @@ pub trait ReadyDisk: Send {
 /// Disk with open volumes and an open socket. Contains all that would delay other disks if its
 /// worker had to make it.
 pub trait ListeningDisk: Send {
-    /// Returns weak references to the volumes, by their NSIDs.
-    fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)>;
+    /// Returns the volumes.
+    fn volumes(&self) -> &[Prepared];
     /// Returns the eventfd to be written to after a volume was resized.
     fn resized(&self) -> Arc<OwnedFd>;
     /// Returns whether any queue of the disk uses an io_uring.
@@ -118,6 +122,24 @@ pub struct AddedFrontend {
     /// Number of the front-end on the worker.
     pub owner: u16,
     pub serial: String,
+}
+
+impl AddedFrontend {
+    /// Names a front-end, which was added to the worker as `owner`, by the address of its disk.
+    ///
+    /// # Errors
+    /// The worker was full.
+    pub fn new(
+        worker: &Worker,
+        owner: Option<u16>,
+        address: &Path,
+        serial: String,
+    ) -> Result<Self> {
+        let owner = owner.context("a worker has too many disks")?;
+        let name = address.display().to_string();
+        worker.handle().set_name(owner, name);
+        Ok(Self { owner, serial })
+    }
 }
 
 macro_rules! front_end {

@@ -3,7 +3,7 @@
 use super::survival::FrontSurvival;
 use crate::front::device::NvmeDevice;
 use crate::keep::Survival;
-use crate::registry::ControllerEntry;
+use crate::registry::counters::CountedDisk;
 use crate::registry::guarded_list::ListEntry;
 use crate::serve::balance::Balance;
 use crate::serve::options::ClientLimits;
@@ -103,7 +103,7 @@ pub struct NvmeFront {
     pub(super) events: Option<(EventSender, String)>,
     /// Registration of the controller's counters, which ends with this field.
     _entered: ListEntry<Arc<ControllerStats>>,
-    kept: Option<(ListEntry<ControllerEntry>, Assignment)>,
+    kept: Option<(ListEntry<CountedDisk>, Assignment)>,
 }
 
 impl NvmeFront {
@@ -209,7 +209,7 @@ impl NvmeFront {
     }
 
     /// Stores registrations that end together with the front-end.
-    pub fn keep(&mut self, entry: ListEntry<ControllerEntry>, assignment: Assignment) {
+    pub fn keep(&mut self, entry: ListEntry<CountedDisk>, assignment: Assignment) {
         self.kept = Some((entry, assignment));
     }
 

@@ -1,24 +1,23 @@
 //! Volumes for other hosts, by NVMe over TCP: a listener at an address, and an association for each
 //! host, on whichever worker has the fewest front-ends.
 
+use super::controller::CountedController;
 use super::kind::{AddedFrontend, FrontEnd, ListeningDisk, Ready, ReadyDisk, RingUse, Seat};
 use super::{Front, Worker};
 use crate::confine::descriptors::SOCKET;
-use crate::keep::KeeperSession;
-use crate::open::prepare::{ListenContext, Prepared, by_nsid, event, listen_at};
+use crate::open::prepare::{ListenContext, Prepared, event, listen_at};
 use crate::open::{Opener, host_keys};
 use crate::record::{self, Guest, Shown};
+use crate::registry::Registry;
+use crate::registry::counters::CountedDisk;
 use crate::registry::guarded_list::ListEntry;
-use crate::registry::{ControllerEntry, Registry};
 use crate::serve::peers::{Assignment, Peers};
 use crate::serve::worker_context::{WorkerContext, namespace_config};
 use anyhow::{Context as _, Result};
 use config::choices::Spread;
-use config::controllers::target_controller;
 use config::disk::{Disk, NvmeTcpSpec};
 use config::identity;
 use config::spec::MAX_WORKERS;
-use config::volumes::is_within;
 use control::EventSender;
 use control::api::EventKind;
 use controller::ControllerStats;
@@ -27,13 +26,11 @@ use fabrics_target::{
     TargetListener,
 };
 use probes::LogLimit;
-use sandbox::Needs;
 use std::net::TcpListener;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
-use volume::Volume;
+use std::path::PathBuf;
+use std::sync::Arc;
 use worker::{AcceptStats, Context};
 
 /// Room for requests of the hosts of a subsystem, on each worker's ring: as of one controller.
@@ -49,10 +46,6 @@ const HOST: u64 = 8;
 const NEWCOMERS: u64 = 96;
 
 impl FrontEnd for NvmeTcpSpec {
-    fn is_built(&self) -> bool {
-        true
-    }
-
     fn descriptors(&self) -> u64 {
         let queues = self.io_queues.map_or(HOST_QUEUES, u64::from) + 1;
         let hosts = self.max_hosts.map_or(HOSTS, u64::from);
@@ -72,8 +65,6 @@ impl FrontEnd for NvmeTcpSpec {
         }
     }
 
-    fn add_needs(&self, _: &mut Needs, _: &KeeperSession) {}
-
     fn check_files(&self) -> Result<()> {
         let keys = self.host_keys.as_deref();
         let keys = keys.map_or(Ok(()), |path| host_keys::read(path).map(drop));
@@ -81,27 +72,7 @@ impl FrontEnd for NvmeTcpSpec {
     }
 
     fn open(&self, opener: &Opener) -> Result<Ready> {
-        let ready = ReadyTarget::new(self, opener)?;
-        Ok(Ready::Listener(Box::new(ready)))
-    }
-
-    fn say_listening(&self, serial: &str) {
-        let (address, namespaces) = (self.listen(), self.namespaces.len());
-        tracing::info!(%address, serial, namespaces, "listening for NVMe over TCP");
-    }
-}
-
-/// NVMe/TCP subsystem with open volumes, before its socket is created.
-struct ReadyTarget {
-    spec: NvmeTcpSpec,
-    keys: Vec<HostKey>,
-    volumes: Vec<Prepared>,
-    shown: Shown,
-}
-
-impl ReadyTarget {
-    /// Opens the volumes of a subsystem, and records the disk.
-    fn new(spec: &NvmeTcpSpec, opener: &Opener) -> Result<Self> {
+        let spec = self;
         let name = spec.any_name();
         // Hosts connect to the next process again.
         let guest = Guest {
@@ -127,13 +98,30 @@ impl ReadyTarget {
             files: Vec::new(),
             namespaces: volumes.iter().map(Prepared::recorded).collect(),
         })?;
-        Ok(Self {
+        let ready = ReadyTarget {
             volumes,
             keys,
             shown,
             spec: spec.clone(),
-        })
+        };
+        Ok(Ready::Listener(Box::new(ready)))
     }
+
+    fn say_listening(&self, serial: &str) {
+        let (address, namespaces) = (self.listen(), self.namespaces.len());
+        tracing::info!(%address, serial, namespaces, "listening for NVMe over TCP");
+    }
+}
+
+/// NVMe/TCP subsystem with open volumes, before its socket is created.
+struct ReadyTarget {
+    spec: NvmeTcpSpec,
+    /// Secrets with which hosts authenticate.
+    keys: Vec<HostKey>,
+    /// Volumes of the subsystem, one for each namespace.
+    volumes: Vec<Prepared>,
+    /// Identifiers of the subsystem and its namespaces as hosts see them.
+    shown: Shown,
 }
 
 impl ReadyDisk for ReadyTarget {
@@ -142,12 +130,7 @@ impl ReadyDisk for ReadyTarget {
         context: &ListenContext<'_>,
         _workers: usize,
     ) -> Result<Box<dyn ListeningDisk>> {
-        let Self {
-            spec,
-            keys,
-            volumes,
-            shown,
-        } = *self;
+        let spec = &self.spec;
         let listener = match context.opener.idle.take_tcp(spec.listen()) {
             Some(listener) => listener,
             None => spec.origin.place("listen", listen_at(spec.listen()))?,
@@ -155,31 +138,22 @@ impl ReadyDisk for ReadyTarget {
         Ok(Box::new(OpenTarget {
             listener,
             resized: event()?,
-            keys,
-            spec,
-            volumes,
-            shown,
+            ready: *self,
         }))
     }
 }
 
 /// NVMe/TCP subsystem with open volumes and a listening socket.
 struct OpenTarget {
-    spec: NvmeTcpSpec,
-    /// Secrets with which hosts authenticate.
-    keys: Vec<HostKey>,
     listener: TcpListener,
-    /// Volumes of the subsystem, one for each namespace.
-    volumes: Vec<Prepared>,
     /// Eventfd that becomes readable when a volume was resized.
     resized: Arc<OwnedFd>,
-    /// Identifiers of the subsystem and its namespaces as hosts see them.
-    shown: Shown,
+    ready: ReadyTarget,
 }
 
 impl ListeningDisk for OpenTarget {
-    fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
-        by_nsid(&self.spec.namespaces, &self.volumes)
+    fn volumes(&self) -> &[Prepared] {
+        &self.ready.volumes
     }
 
     fn resized(&self) -> Arc<OwnedFd> {
@@ -199,13 +173,11 @@ impl ListeningDisk for OpenTarget {
         worker_context: &WorkerContext,
     ) -> Result<AddedFrontend> {
         let OpenTarget {
-            spec,
-            keys,
             listener,
-            volumes,
             resized,
-            shown,
+            ready,
         } = *self;
+        let spec = &ready.spec;
         let address = spec.address().to_path().unwrap_or_default();
         let origin = spec.origin.clone();
         let hosts = Hosts {
@@ -215,7 +187,7 @@ impl ListeningDisk for OpenTarget {
             address: address.clone(),
             log: Arc::default(),
         };
-        let config = target_config(worker_context, &spec, keys, volumes, &shown, &resized);
+        let config = target_config(worker_context, ready, &resized);
         let config = origin.place("", config)?;
         let serial = config.controller.serial.clone();
         let target = Target::new(config);
@@ -229,41 +201,39 @@ impl ListeningDisk for OpenTarget {
             let front = NvmeTcpListener::new(target_listener, seat.assignment);
             Ok::<_, anyhow::Error>(Front::NvmeTcpListener(Box::new(front)))
         })?;
-        let owner = added.context("a worker has too many disks")?;
-        worker
-            .handle()
-            .set_name(owner, address.display().to_string());
-        Ok(AddedFrontend { owner, serial })
+        AddedFrontend::new(worker, added, &address, serial)
     }
 }
 
 fn target_config(
     worker_context: &WorkerContext,
-    spec: &NvmeTcpSpec,
-    keys: Vec<HostKey>,
-    volumes: Vec<Prepared>,
-    shown: &Shown,
+    ready: ReadyTarget,
     resized: &Arc<OwnedFd>,
 ) -> Result<TargetConfig> {
+    let ReadyTarget {
+        spec,
+        keys,
+        volumes,
+        shown,
+    } = ready;
     let opened = volumes
         .into_iter()
-        .map(|volume| volume.open(&worker_context.opener));
+        .map(|volume| volume.open(worker_context, resized));
     let opened = opened.collect::<Result<Vec<_>>>()?;
     let serial = shown.serial.clone();
     let mut namespaces = Vec::new();
     for ((ns, place), opened) in spec.namespaces.iter().zip(1..).zip(opened) {
-        if !is_within(&ns.volume) {
-            worker_context.sizes.watch(&opened.volume, resized);
-        }
         let nsid = ns.nsid.unwrap_or(place);
         let ids = shown.ids(nsid);
         namespaces.push(namespace_config(ns, nsid, ids, &opened));
     }
-    let subnqn = spec.subnqn.clone();
     let limits = TargetLimits::default();
     Ok(TargetConfig {
-        nqn: subnqn.unwrap_or_else(|| identity::subnqn(&serial)),
-        controller: target_controller(spec, serial),
+        nqn: spec
+            .subnqn
+            .clone()
+            .unwrap_or_else(|| identity::subnqn(&serial)),
+        controller: spec.config(serial),
         namespaces,
         address: spec.listen(),
         limits: TargetLimits {
@@ -272,7 +242,7 @@ fn target_config(
             associations: spec.max_hosts.map_or(limits.associations, usize::from),
             ..limits
         },
-        hosts: spec.hosts.clone().map_or_else(Vec::new, |hosts| hosts.0),
+        hosts: spec.hosts.map_or_else(Vec::new, |hosts| hosts.0),
         keys,
     })
 }
@@ -329,7 +299,7 @@ pub struct NvmeTcpHost {
     disk: String,
     host: String,
     _entered: ListEntry<Arc<ControllerStats>>,
-    _entry: ListEntry<ControllerEntry>,
+    _entry: ListEntry<CountedDisk>,
     _assignment: Assignment,
 }
 
@@ -401,7 +371,9 @@ impl Hosts {
         events.send(EventKind::Attached, &self.name, None, Some(host.clone()));
         Ok(NvmeTcpHost {
             _entered: self.peers.enter(stats.clone()),
-            _entry: self.registry.enter(Path::new(&address), stats, accepts),
+            _entry: self
+                .registry
+                .enter(&address, CountedController { stats, accepts }),
             _assignment: assignment,
             association,
             events,

@@ -4,26 +4,34 @@ use super::kind::{FrontEnd, Ready, RingUse};
 use super::{Front, Worker};
 use crate::keep::KeeperSession;
 use crate::manage::{DiskServer, ServedDisk, Source};
-use crate::open::prepare::UnavailableDisk;
+use crate::open::prepare::{UnavailableDisk, event};
 use crate::open::{OpenedVolume, Opener};
-use crate::parts::ublk::{Disk, DiskOptions, NewDisk, QueueSetup, QueueSetupFailed};
+use crate::parts::ublk::{
+    Disk, DiskOptions, DiskStats, NewDisk, QueueSetup, QueueSetupFailed, QueueStats,
+};
 use crate::record;
-use crate::registry::DiskEntry;
+use crate::registry::Registry;
+use crate::registry::counters::{CountedDisk, Counters};
 use crate::registry::guarded_list::ListEntry;
+use crate::registry::snapshot::SnapshotBuilder;
 use crate::serve::peers::{Assignment, FixedCounter};
 use crate::serve::worker_context::WorkerContext;
 use anyhow::{Context, Result, anyhow, ensure};
 use config::choices::Spread;
-use config::disk::{DiskSpec, UblkSpec};
+use config::disk::{DiskSpec, UblkSpec, device};
 use config::volumes::is_within;
 use control::Error;
+use control::api::{DiskKind, Stats, UblkCounters, UblkQueueCounters};
 use driver::NvmeVolume;
+use metrics::{Namespace, Queue};
+use probes::IoKind;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use sandbox::Needs;
 use std::any::Any;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use volume::Volume;
@@ -59,10 +67,6 @@ impl FrontEnd for UblkSpec {
         needs.ublk = true;
     }
 
-    fn check_files(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn open(&self, opener: &Opener) -> Result<Ready> {
         let open = self.origin.place("volume", OpenDisk::new(self, opener));
         Ok(Ready::Device(Box::new(open?)))
@@ -71,13 +75,76 @@ impl FrontEnd for UblkSpec {
     fn say_listening(&self, _: &str) {}
 }
 
+/// Counters of a block device. Devices have the same empty address in the registry, and so are
+/// listed in the order in which they were added.
+struct CountedDevice {
+    volume: String,
+    stats: Arc<DiskStats>,
+}
+
+impl Counters for CountedDevice {
+    fn kind(&self) -> DiskKind {
+        DiskKind::Ublk
+    }
+
+    fn metrics(
+        &self,
+        _address: &Path,
+        _registry: &Registry,
+        numbers: &mut SnapshotBuilder<'_>,
+    ) -> metrics::Disk {
+        let mut namespace = Namespace::new(1);
+        namespace.volume = self.volume.clone();
+        for queue in &self.stats.queues {
+            namespace.add(&queue.io, numbers.ns_per_cycle);
+        }
+        let queues = (0..).zip(&self.stats.queues).map(|(id, queue)| Queue {
+            id,
+            completions: queue.io.all_operations(),
+            commands: queue.requests.get(),
+            arms: queue.sleeps.get(),
+            ..Queue::default()
+        });
+        let device = device(self.stats.id);
+        metrics::Disk {
+            name: numbers.name(&device),
+            kind: self.kind().to_string(),
+            address: device.display().to_string(),
+            connected: true,
+            connections: 1,
+            namespaces: vec![namespace],
+            queues: queues.collect(),
+            ..metrics::Disk::default()
+        }
+    }
+
+    fn add_to(&self, stats: &mut Stats, _address: &Path, registry: &Registry) {
+        let queue = |q: &QueueStats| UblkQueueCounters {
+            reads: q.io.operations(IoKind::Read).get(),
+            writes: q.io.operations(IoKind::Write).get(),
+            bytes_read: q.io.bytes_read().get(),
+            bytes_written: q.io.bytes_written().get(),
+            flushes: q.io.operations(IoKind::Flush).get(),
+            discards: q.io.operations(IoKind::Other).get(),
+            errors: q.io.all_failures(),
+            sleeps: q.sleeps.get(),
+        };
+        stats.ublk.push(UblkCounters {
+            name: registry.described.name(&device(self.stats.id)),
+            device: format!("/dev/ublkb{}", self.stats.id),
+            volume: self.volume.clone(),
+            queues: self.stats.queues.iter().map(queue).collect(),
+        });
+    }
+}
+
 /// ublk block device that is being served.
 struct Ublk {
     disk: Disk,
     volume: String,
     /// Eventfd that becomes readable when the volume was resized.
     resized: Arc<OwnedFd>,
-    _entry: ListEntry<DiskEntry>,
+    _entry: ListEntry<CountedDisk>,
     /// Registrations of the device's queues with the workers that serve them.
     _queues: Vec<(FixedCounter, Assignment)>,
 }
@@ -167,8 +234,7 @@ impl OpenDisk {
         };
         let disk = disk.start(&mut register, &mut serve);
         let disk = disk.with_context(|| name.clone())?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
+        let resized = event()?;
         worker_context.sizes.watch(&volume, &resized);
         let running = ServedDisk {
             server: DiskServer::Ublk(disk.id()),
@@ -176,8 +242,12 @@ impl OpenDisk {
             resized: resized.clone(),
         };
         spec.id = Some(disk.id());
+        let counted = CountedDevice {
+            volume: name.clone(),
+            stats: disk.stats(),
+        };
         let ublk = Ublk {
-            _entry: worker_context.registry.enter_disk(&name, disk.stats()),
+            _entry: worker_context.registry.enter(Path::new(""), counted),
             _queues: queues,
             disk,
             volume: name,

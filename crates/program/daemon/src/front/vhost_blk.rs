@@ -3,30 +3,34 @@
 use super::kind::{AddedFrontend, FrontEnd, ListeningDisk, Ready, ReadyDisk, RingUse, Seat};
 use super::{Front, Worker};
 use crate::confine::descriptors::SOCKET;
-use crate::keep::{KeeperSession, KeptSocket, LeftSocket};
+use crate::keep::{KeptSocket, LeftSocket};
 use crate::open::prepare::{ListenContext, Prepared, event};
 use crate::open::{OpenedVolume, Opener};
 use crate::parts::vhost_blk::{self, Attach, Backend, DiskOptions, Export};
 use crate::record::{self, Guest, Shown};
-use crate::registry::VhostBlkEntry;
+use crate::registry::Registry;
+use crate::registry::counters::{CountedDisk, Counters, socket_counters};
 use crate::registry::guarded_list::ListEntry;
+use crate::registry::snapshot::SnapshotBuilder;
 use crate::serve::peers::{Assignment, FixedCounter};
 use crate::serve::worker_context::WorkerContext;
 use anyhow::{Context as _, Result};
 use config::choices::Spread;
 use config::disk::VhostBlkSpec;
 use config::volumes::is_within;
+use control::api::{DiskKind, Stats, VhostBlkCounters, VhostBlkQueueCounters};
 use driver::NvmeVolume;
+use metrics::{Namespace, Queue};
 use probes::LogLimit;
 use receive::Intake;
 use rustix::net::UCred;
-use sandbox::Needs;
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::path::Path;
+use std::slice;
+use std::sync::Arc;
 use vfio_user::Listener;
-use volume::Volume;
 use worker::Context;
 
 /// Requests of one export that may be with its volume, where the worker's ring has room for all.
@@ -59,34 +63,8 @@ impl FrontEnd for VhostBlkSpec {
         }
     }
 
-    fn add_needs(&self, _: &mut Needs, _: &KeeperSession) {}
-
-    fn check_files(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn open(&self, opener: &Opener) -> Result<Ready> {
-        let ready = ReadyExport::new(self, opener)?;
-        Ok(Ready::Listener(Box::new(ready)))
-    }
-
-    fn say_listening(&self, serial: &str) {
-        let span = tracing::error_span!("export", socket = %self.socket.display());
-        span.in_scope(|| tracing::info!(serial, "listening for vhost-user-blk"));
-    }
-}
-
-/// vhost-user-blk export with an open volume, before its socket is created.
-struct ReadyExport {
-    spec: VhostBlkSpec,
-    volume: Prepared,
-    span: tracing::Span,
-    shown: Shown,
-}
-
-impl ReadyExport {
-    /// Opens the volume of an export, and records the disk.
-    fn new(spec: &VhostBlkSpec, opener: &Opener) -> Result<Self> {
+        let spec = self;
         let span = tracing::error_span!("export", socket = %spec.socket.display());
         let entered = span.clone().entered();
         let name = spec.any_name();
@@ -109,13 +87,29 @@ impl ReadyExport {
             namespaces: vec![volume.recorded()],
         })?;
         drop(entered);
-        Ok(Self {
+        let ready = ReadyExport {
             spec: spec.clone(),
             volume,
             span,
             shown,
-        })
+        };
+        Ok(Ready::Listener(Box::new(ready)))
     }
+
+    fn say_listening(&self, serial: &str) {
+        let span = tracing::error_span!("export", socket = %self.socket.display());
+        span.in_scope(|| tracing::info!(serial, "listening for vhost-user-blk"));
+    }
+}
+
+/// vhost-user-blk export with an open volume, before its socket is created.
+struct ReadyExport {
+    spec: VhostBlkSpec,
+    volume: Prepared,
+    /// Span that names the export in log messages.
+    span: tracing::Span,
+    /// Identifiers of the disk as the guest sees them.
+    shown: Shown,
 }
 
 impl ReadyDisk for ReadyExport {
@@ -124,12 +118,7 @@ impl ReadyDisk for ReadyExport {
         context: &ListenContext<'_>,
         _workers: usize,
     ) -> Result<Box<dyn ListeningDisk>> {
-        let Self {
-            spec,
-            volume,
-            span,
-            shown,
-        } = *self;
+        let spec = &self.spec;
         let keeper = &context.opener.keeper;
         let left = keeper.left_socket(&spec.socket);
         let kept = left.as_ref().and_then(LeftSocket::listener);
@@ -152,17 +141,13 @@ impl ReadyDisk for ReadyExport {
             socket,
             intake,
             resized: event()?,
-            spec,
-            volume,
-            span,
-            shown,
+            ready: *self,
         }))
     }
 }
 
 /// vhost-user-blk export with an open socket and an open volume.
 struct OpenExport {
-    spec: VhostBlkSpec,
     /// Registration of the listening socket with the keeper, as long as the export is served.
     kept: Option<KeptSocket>,
     /// Listening socket. Dropping it removes the socket's file.
@@ -171,19 +156,14 @@ struct OpenExport {
     socket: OwnedFd,
     /// Connection to the receiver process, which receives descriptors from clients.
     intake: Intake,
-    volume: Prepared,
     /// Eventfd that becomes readable when the volume was resized.
     resized: Arc<OwnedFd>,
-    /// Span that names the export in log messages.
-    span: tracing::Span,
-    /// Identifiers of the disk as the guest sees them.
-    shown: Shown,
+    ready: ReadyExport,
 }
 
 impl ListeningDisk for OpenExport {
-    fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
-        let volume = self.volume.volume().map(|volume| (1, volume));
-        volume.into_iter().collect()
+    fn volumes(&self) -> &[Prepared] {
+        slice::from_ref(&self.ready.volume)
     }
 
     fn resized(&self) -> Arc<OwnedFd> {
@@ -191,7 +171,7 @@ impl ListeningDisk for OpenExport {
     }
 
     fn needs_ring(&self) -> bool {
-        self.volume.needs_ring()
+        self.ready.volume.needs_ring()
     }
 
     fn serve(
@@ -200,7 +180,8 @@ impl ListeningDisk for OpenExport {
         seat: Seat,
         worker_context: &WorkerContext,
     ) -> Result<AddedFrontend> {
-        let (socket, origin) = (self.spec.socket.clone(), self.spec.origin.clone());
+        let spec = &self.ready.spec;
+        let (socket, origin) = (spec.socket.clone(), spec.origin.clone());
         let in_flight = IN_FLIGHT / seat.crowding;
         let mut serial = String::new();
         let added = worker.add(|context| {
@@ -213,11 +194,78 @@ impl ListeningDisk for OpenExport {
             export.kept = Some((fixed, seat.assignment));
             Ok::<_, anyhow::Error>(Front::VhostBlk(Box::new(export)))
         })?;
-        let owner = added.context("a worker has too many disks")?;
-        worker
-            .handle()
-            .set_name(owner, socket.display().to_string());
-        Ok(AddedFrontend { owner, serial })
+        AddedFrontend::new(worker, added, &socket, serial)
+    }
+}
+
+/// Counters of an export.
+struct CountedExport(Arc<vhost_blk::Stats>);
+
+impl Counters for CountedExport {
+    fn kind(&self) -> DiskKind {
+        DiskKind::VhostUserBlk
+    }
+
+    fn metrics(
+        &self,
+        address: &Path,
+        _registry: &Registry,
+        numbers: &mut SnapshotBuilder<'_>,
+    ) -> metrics::Disk {
+        let mut namespace = Namespace::new(1);
+        namespace.volume = numbers.described.volume(address, 1);
+        for queue in &self.0.queues {
+            namespace.add(&queue.io, numbers.ns_per_cycle);
+        }
+        let queues = (0..).zip(&self.0.queues).map(|(id, queue)| Queue {
+            id,
+            completions: queue.io.all_operations(),
+            commands: queue.requests.get(),
+            mmio_doorbells: queue.kicks.get(),
+            arms: queue.arms.get(),
+            interrupts: queue.notifications.get(),
+            ..Queue::default()
+        });
+        let used = |queue: &Queue| queue.commands.saturating_add(queue.mmio_doorbells) > 0;
+        metrics::Disk {
+            name: numbers.name(address),
+            kind: self.kind().to_string(),
+            address: address.display().to_string(),
+            connected: self.0.is_connected(),
+            connections: self.0.connections.get(),
+            namespaces: vec![namespace],
+            queues: queues.filter(used).collect(),
+            ..metrics::Disk::default()
+        }
+    }
+
+    fn add_to(&self, stats: &mut Stats, address: &Path, registry: &Registry) {
+        let queue = |(queue, q): (usize, &vhost_blk::QueueStats)| VhostBlkQueueCounters {
+            queue,
+            requests: q.requests.get(),
+            bytes_read: q.io.bytes_read().get(),
+            bytes_written: q.io.bytes_written().get(),
+            errors: q.io.all_failures(),
+            kicks: q.kicks.get(),
+            arms: q.arms.get(),
+            notifications: q.notifications.get(),
+        };
+        stats.vhost_user_blk.push(VhostBlkCounters {
+            name: registry.described.name(address),
+            socket: address.display().to_string(),
+            connected: self.0.is_connected(),
+            clients: socket_counters(&self.0.accepts),
+            connections: self.0.connections.get(),
+            resubmitted: self.0.resubmitted.get(),
+            queues: self
+                .0
+                .queues
+                .iter()
+                .enumerate()
+                .map(queue)
+                .filter(|q| q.requests + q.kicks > 0)
+                .collect(),
+        });
     }
 }
 
@@ -230,7 +278,7 @@ pub struct VhostBlk {
     /// accepted.
     file: Listener,
     backend: Backend,
-    _entry: ListEntry<VhostBlkEntry>,
+    _entry: ListEntry<CountedDisk>,
     kept: Option<(FixedCounter, Assignment)>,
     serial: String,
 }
@@ -244,23 +292,26 @@ impl VhostBlk {
         worker_context: &WorkerContext,
     ) -> Result<Self> {
         let OpenExport {
-            spec,
             kept: kept_socket,
             listener,
             socket,
             intake,
+            resized,
+            ready,
+        } = open;
+        let ReadyExport {
+            spec,
             volume,
             span,
-            resized,
             shown,
-        } = open;
+        } = ready;
         let _entered = span.clone().entered();
         let OpenedVolume {
             volume,
             device,
             block_size,
             ..
-        } = volume.open(&worker_context.opener)?;
+        } = volume.open(worker_context, &resized)?;
         let serial = shown.serial;
         let defaults = DiskOptions::default();
         let disk = DiskOptions {
@@ -271,12 +322,6 @@ impl VhostBlk {
             write_cache: spec.write_cache.unwrap_or(defaults.write_cache),
         };
         let serial = disk.serial.clone();
-        let resized = if is_within(&spec.namespace.volume) {
-            None
-        } else {
-            worker_context.sizes.watch(&volume, &resized);
-            Some(resized)
-        };
         let export = Export {
             volume,
             disk,
@@ -286,13 +331,13 @@ impl VhostBlk {
             connects: worker_context.options.clients.connects,
             intake: Some(intake),
             attach: device.map(attach),
-            resized,
+            resized: (!is_within(&spec.namespace.volume)).then_some(resized),
             span,
         };
         let backend =
             Backend::new(export, context).with_context(|| spec.namespace.volume.clone())?;
-        let stats = backend.stats();
-        let entry = worker_context.registry.enter_vhost_blk(&spec.socket, stats);
+        let counted = CountedExport(backend.stats());
+        let entry = worker_context.registry.enter(&spec.socket, counted);
         Ok(VhostBlk {
             backend,
             _entry: entry,

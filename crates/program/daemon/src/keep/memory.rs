@@ -58,8 +58,8 @@ pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
         return false;
     };
     let owner = subsystems::memory_owner(&**disk);
-    let nsids: Vec<u32> = disk.numbered().map(|(nsid, _)| nsid).collect();
-    let mut names = nsids
+    let mut names = disk
+        .nsids()
         .into_iter()
         .flat_map(|nsid| (0..ALIKE).map(move |nth| (nsid, nth)));
     let reservations = disk.subsystem().map(subsystems::reservations_owner);

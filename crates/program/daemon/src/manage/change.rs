@@ -11,7 +11,7 @@ use super::table::{BusyDisk, DiskServer, Next, ReservedName, ServedDisk, Source}
 use crate::confine::path_check::opening_for;
 use crate::front::kind::{AddedFrontend, OpenedDisk, Ready, Seat, front_end};
 use crate::front::{Front, NvmeFront, Worker};
-use crate::open::prepare::{ListenContext, make_room};
+use crate::open::prepare::{ListenContext, by_nsid, make_room};
 use crate::serve::worker_context::WorkerContext;
 use config::disk::{Address, DiskSpec};
 use config::spec::{ControllerSpec, NamespaceSpec};
@@ -116,7 +116,7 @@ impl Manager {
         };
         let workers = self.worker_context.peers.count();
         let open = ready.listen(&context, workers).map_err(failed)?;
-        let (volumes, resized) = (open.volumes(), open.resized());
+        let (volumes, resized) = (by_nsid(open.volumes()), open.resized());
         let seat = Seat {
             worker,
             assignment,

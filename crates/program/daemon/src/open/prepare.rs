@@ -14,11 +14,13 @@ use crate::record::Open as OpenNamespace;
 use crate::serve::options::ServeOptions;
 use crate::serve::shutdown::{self, NotDurable};
 use crate::serve::signals::StopSignal;
+use crate::serve::worker_context::WorkerContext;
 use anyhow::{Context, Result, anyhow};
 use config::access::SocketAccess;
 use config::disk::DiskSpec;
 use config::origin::Origin;
 use config::spec::{NamespaceSpec, Specs};
+use config::volumes::is_within;
 use receive::Receiver;
 use rustix::event::{EventfdFlags, eventfd};
 use std::net::{SocketAddr, TcpListener};
@@ -70,7 +72,7 @@ impl Prepared {
     }
 
     /// Returns a weak reference to the volume, if it is open.
-    pub fn volume(&self) -> Option<Weak<dyn Volume>> {
+    fn volume(&self) -> Option<Weak<dyn Volume>> {
         self.opened
             .as_ref()
             .map(|opened| Arc::downgrade(&opened.volume))
@@ -95,20 +97,24 @@ impl Prepared {
         opened.is_some_and(|opened| opened.device.is_none() && !is_remote)
     }
 
-    /// Opens the volume on the thread that serves it, or returns the open one.
-    pub fn open(self, opener: &Opener) -> Result<OpenedVolume> {
+    /// Opens the volume on the thread that serves it, or returns the open one. `resized` will be
+    /// written to when the size of the volume has changed.
+    pub fn open(self, context: &WorkerContext, resized: &Arc<OwnedFd>) -> Result<OpenedVolume> {
         let (disk, nsid) = &self.of;
-        self.opened
-            .map_or_else(|| opener.open(&self.spec, disk, *nsid), Ok)
+        let open = || context.opener.open(&self.spec, disk, *nsid);
+        let opened = self.opened.map_or_else(open, Ok)?;
+        if !is_within(&self.spec.volume) {
+            context.sizes.watch(&opened.volume, resized);
+        }
+        Ok(opened)
     }
 }
 
-/// Returns weak references to the open volumes of namespaces, by their NSIDs.
-pub fn by_nsid(namespaces: &[NamespaceSpec], volumes: &[Prepared]) -> Vec<(u32, Weak<dyn Volume>)> {
-    let volumes = namespaces.iter().zip(1..).zip(volumes);
-    let volumes = volumes
-        .filter_map(|((ns, place), volume)| Some((ns.nsid.unwrap_or(place), volume.volume()?)));
-    volumes.collect()
+/// Returns weak references to those volumes that are open, by their NSIDs.
+pub fn by_nsid(volumes: &[Prepared]) -> Vec<(u32, Weak<dyn Volume>)> {
+    let open = volumes.iter();
+    open.filter_map(|volume| Some((volume.of.1, volume.volume()?)))
+        .collect()
 }
 
 /// Listens at a TCP address.

@@ -166,7 +166,7 @@ impl Subsystems {
     /// Records that a disk is served: reservations are kept only until its subsystem ends.
     pub fn served(&self, spec: &ControllerSpec) {
         let name = spec.subsystem.as_deref().unwrap_or_default();
-        for nsid in spec.nsids() {
+        for nsid in <dyn Disk>::nsids(spec) {
             let shared = self.get(name, nsid);
             if let Some(memory) = shared.and_then(|shared| shared.reservations) {
                 memory.served();
@@ -178,8 +178,7 @@ impl Subsystems {
     /// Its namespaces are open.
     pub fn ends_with_process(&self, spec: &ControllerSpec) -> Option<&'static str> {
         let name = spec.subsystem.as_deref()?;
-        let mut shared = spec
-            .nsids()
+        let mut shared = <dyn Disk>::nsids(spec)
             .into_iter()
             .flat_map(|nsid| self.get(name, nsid));
         // Changes of zones by one controller may depend on those of another, and have no order in

@@ -14,9 +14,8 @@ pub(crate) mod snapshot;
 use crate::keep::KeeperSession;
 use crate::open::devices::DeviceRegistry;
 use crate::open::direct::PathRegistry;
-use crate::parts::ublk::DiskStats;
-use crate::parts::vhost_blk;
 use crate::registry::alarms::Alarms;
+use crate::registry::counters::{CountedDisk, Counters};
 use crate::registry::descriptions::DiskDescriptions;
 use crate::registry::guarded_list::{GuardedList, ListEntry};
 use crate::registry::limits::LimitRegistry;
@@ -26,15 +25,13 @@ use crate::registry::snapshot::{ProcessInfo, SnapshotBuilder};
 use crate::serve::peers::Peers;
 use crate::serve::rings::RingRegistry;
 use crate::serve::watch;
-use config::disk::{DiskSpec, device};
+use config::disk::DiskSpec;
 use config::spec::Specs;
-use control::api::{ControllerCounters, Stats};
+use control::api::Stats;
 use control::{EventReceiver, EventSender};
-use controller::ControllerStats;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
-use worker::AcceptStats;
 
 /// Registry of everything that is served, with its counters, for the management API and metrics.
 #[derive(Clone, Default)]
@@ -42,9 +39,7 @@ pub struct Registry {
     /// Sockets in the order of the configuration: workers that start at the same time register
     /// their disks in any order.
     order: Arc<[PathBuf]>,
-    controllers: GuardedList<ControllerEntry>,
-    vhost_blk: GuardedList<VhostBlkEntry>,
-    disks: GuardedList<DiskEntry>,
+    fronts: GuardedList<CountedDisk>,
     /// Names of the disks that are unavailable.
     pub unserved: GuardedList<String>,
     /// I/O limits of volumes, through which they are changed.
@@ -72,13 +67,6 @@ pub struct Registry {
     pub described: DiskDescriptions,
 }
 
-/// Volume name and counters of a ublk block device.
-pub type DiskEntry = (String, Arc<DiskStats>);
-/// Socket path and counters of an NVMe controller.
-pub type ControllerEntry = (PathBuf, (Arc<ControllerStats>, Arc<AcceptStats>));
-/// Socket path and counters of a vhost-user-blk export.
-pub type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
-
 impl Registry {
     /// Makes a registry that lists disks in the order of the configuration.
     pub fn new(specs: &Specs, workers: &Arc<Peers>, keeper: &Arc<KeeperSession>) -> Self {
@@ -94,41 +82,28 @@ impl Registry {
         }
     }
 
-    /// Returns the entries of a list in the order of the configuration.
-    fn sorted<T: Clone>(&self, list: &GuardedList<(PathBuf, T)>) -> Vec<(PathBuf, T)> {
-        let mut list = list.all();
+    /// Returns the counters of all disks, in the order of the configuration.
+    fn sorted(&self) -> Vec<CountedDisk> {
+        let mut list = self.fronts.all();
         // Disks that were added later are last.
-        list.sort_by_cached_key(|(socket, _)| {
-            let order = self.order.iter().position(|known| known == socket);
-            (order.unwrap_or(usize::MAX), socket.clone())
+        list.sort_by_cached_key(|(address, counters)| {
+            let order = self.order.iter().position(|known| known == address);
+            (
+                counters.kind(),
+                order.unwrap_or(usize::MAX),
+                address.clone(),
+            )
         });
         list
     }
 
-    /// Registers a controller under its socket, until the listing is dropped. The other `enter_`
-    /// functions do so for their kinds.
+    /// Registers the counters of a disk under its address, until the listing is dropped.
     pub fn enter(
         &self,
-        socket: &Path,
-        stats: Arc<ControllerStats>,
-        accepts: Arc<AcceptStats>,
-    ) -> ListEntry<ControllerEntry> {
-        self.controllers
-            .enter((socket.to_owned(), (stats, accepts)))
-    }
-
-    /// Registers a vhost-user-blk export under the path of its socket.
-    pub fn enter_vhost_blk(
-        &self,
-        socket: &Path,
-        stats: Arc<vhost_blk::Stats>,
-    ) -> ListEntry<VhostBlkEntry> {
-        self.vhost_blk.enter((socket.to_owned(), stats))
-    }
-
-    /// Registers a ublk block device under the name of its volume.
-    pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) -> ListEntry<DiskEntry> {
-        self.disks.enter((volume.to_owned(), stats))
+        address: &Path,
+        counters: impl Counters + 'static,
+    ) -> ListEntry<CountedDisk> {
+        self.fronts.enter((address.to_owned(), Arc::new(counters)))
     }
 
     /// Returns a receiver of all events from now on.
@@ -158,45 +133,14 @@ impl Registry {
 
     /// Returns the metrics of all served disks, as of now.
     pub(crate) fn disks(&self, mut numbers: SnapshotBuilder<'_>) -> Vec<metrics::Disk> {
-        let mut all = Vec::new();
-        for (socket, (stats, accepts)) in self.sorted(&self.controllers) {
-            let direct = self.paths.of(&socket);
-            all.push(numbers.controller(&socket, (&stats, &accepts), &direct));
-        }
-        for (socket, stats) in self.sorted(&self.vhost_blk) {
-            all.push(numbers.export(&socket, &stats));
-        }
-        for (volume, stats) in self.disks.all() {
-            all.push(numbers.block_device(&volume, &stats));
-        }
-        all
+        let all = self.sorted().into_iter();
+        all.map(|(address, counters)| counters.metrics(&address, self, &mut numbers))
+            .collect()
     }
 
     /// Returns the current counters of all controllers and exports, for the management API.
     pub fn snapshot(&self) -> Stats {
-        let (list, exports) = (self.sorted(&self.controllers), self.sorted(&self.vhost_blk));
-        let measured = self.numbers();
-        let disks = self.disks.all();
-        Stats {
-            controllers: list
-                .iter()
-                .map(|(socket, (stats, accepts))| ControllerCounters {
-                    direct: self.paths.of(socket),
-                    ..counters::controller(&self.described.name(socket), socket, stats, accepts)
-                })
-                .collect(),
-            vhost_user_blk: exports
-                .iter()
-                .map(|(socket, stats)| {
-                    counters::vhost_blk(&self.described.name(socket), socket, stats)
-                })
-                .collect(),
-            ublk: disks
-                .iter()
-                .map(|(volume, stats)| {
-                    counters::ublk(&self.described.name(&device(stats.id)), volume, stats)
-                })
-                .collect(),
+        let mut stats = Stats {
             volumes: self.limits.list(),
             on_error: self.on_error.list(&self.described),
             devices: self.devices.list(),
@@ -205,7 +149,12 @@ impl Registry {
                 .workers
                 .as_deref()
                 .map_or_else(Vec::new, watch::counters),
-            measured,
+            measured: self.numbers(),
+            ..Stats::default()
+        };
+        for (address, counters) in self.sorted() {
+            counters.add_to(&mut stats, &address, self);
         }
+        stats
     }
 }

@@ -1,22 +1,17 @@
 //! Metrics of the process: snapshots of the counters of everything that it serves.
 
 use crate::keep::KeeperSession;
-use crate::parts::vhost_blk;
 use crate::registry::Registry;
 use crate::registry::descriptions::DiskDescriptions;
 use crate::serve::peers::Peers;
-use config::disk::device;
-use control::api::{PathChoice, PathCounters};
-use controller::ControllerStats;
-use metrics::{Device, Disk, DiskKind, Limits, Namespace, Process, Queue, Snapshot, Worker};
+use metrics::{Device, Limits, Process, Snapshot, Worker};
 use rustix::time::{ClockId, clock_gettime};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use worker::AcceptStats;
 
 /// Facts about the process that never change, for metrics and the management API.
 #[derive(Clone)]
@@ -45,9 +40,9 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// Builder of a metrics snapshot, which makes the names of disks unique.
-pub(crate) struct SnapshotBuilder<'a> {
-    described: &'a DiskDescriptions,
-    ns_per_cycle: f64,
+pub struct SnapshotBuilder<'a> {
+    pub described: &'a DiskDescriptions,
+    pub ns_per_cycle: f64,
     /// Names assigned to disks so far. Two disks of the same name would look like one to readers of
     /// the metrics.
     names: BTreeSet<String>,
@@ -63,7 +58,7 @@ impl<'a> SnapshotBuilder<'a> {
     }
 
     /// Returns the disk's name, or the whole path if another disk has that name.
-    fn name(&mut self, socket: &Path) -> String {
+    pub fn name(&mut self, socket: &Path) -> String {
         let name = self.described.name(socket);
         if self.names.insert(name.clone()) {
             return name;
@@ -74,109 +69,6 @@ impl<'a> SnapshotBuilder<'a> {
             name.push('\'');
         }
         name
-    }
-
-    pub fn controller(
-        &mut self,
-        socket: &Path,
-        (stats, accepts): (&ControllerStats, &AcceptStats),
-        direct: &[PathCounters],
-    ) -> Disk {
-        let mut namespaces: BTreeMap<u32, Namespace> = BTreeMap::new();
-        for (nsid, record) in stats.namespaces() {
-            // Commands to missing namespaces are listed only if there were any.
-            if nsid > 0 || record.all_failures() > 0 {
-                let namespace = namespaces
-                    .entry(nsid)
-                    .or_insert_with(|| Namespace::new(nsid));
-                namespace.add(record, self.ns_per_cycle);
-            }
-        }
-        for (nsid, namespace) in &mut namespaces {
-            namespace.volume = self.described.volume(socket, *nsid);
-            if let Some(path) = direct.iter().find(|path| path.nsid == *nsid) {
-                namespace.direct = Some(path.path == PathChoice::Direct);
-                namespace.direct_commands = path.lanes.iter().map(|lane| lane.commands).sum();
-                namespace.direct_bounced = path.lanes.iter().map(|lane| lane.bounced).sum();
-            }
-        }
-        let queues = (0..).zip(&stats.queues).map(|(id, queue)| Queue {
-            id,
-            worker: Some(queue.worker.get()),
-            // Read first, so that counters that are read later are not smaller.
-            completions: queue.completions.get(),
-            commands: queue.commands.get(),
-            mmio_doorbells: queue.mmio_doorbells.get(),
-            shadow_doorbells: queue.shadow_doorbells.get(),
-            arms: queue.arms.get(),
-            interrupts: queue.interrupts.get(),
-        });
-        let used = |queue: &Queue| queue.commands.saturating_add(queue.mmio_doorbells) > 0;
-        Disk {
-            name: self.name(socket),
-            kind: DiskKind::Controller,
-            address: socket.display().to_string(),
-            connected: stats.connected.get() > 0,
-            connections: accepts.accepted(),
-            resets: stats.resets.get(),
-            migrations: stats.migrations.get(),
-            namespaces: namespaces.into_values().collect(),
-            queues: queues.filter(used).collect(),
-        }
-    }
-
-    pub fn export(&mut self, socket: &Path, stats: &vhost_blk::Stats) -> Disk {
-        let mut namespace = Namespace::new(1);
-        namespace.volume = self.described.volume(socket, 1);
-        for queue in &stats.queues {
-            namespace.add(&queue.io, self.ns_per_cycle);
-        }
-        let queues = (0..).zip(&stats.queues).map(|(id, queue)| Queue {
-            id,
-            completions: queue.io.all_operations(),
-            commands: queue.requests.get(),
-            mmio_doorbells: queue.kicks.get(),
-            arms: queue.arms.get(),
-            interrupts: queue.notifications.get(),
-            ..Queue::default()
-        });
-        let used = |queue: &Queue| queue.commands.saturating_add(queue.mmio_doorbells) > 0;
-        Disk {
-            name: self.name(socket),
-            kind: DiskKind::VhostUserBlk,
-            address: socket.display().to_string(),
-            connected: stats.is_connected(),
-            connections: stats.connections.get(),
-            namespaces: vec![namespace],
-            queues: queues.filter(used).collect(),
-            ..Disk::default()
-        }
-    }
-
-    pub fn block_device(&mut self, volume: &str, stats: &crate::parts::ublk::DiskStats) -> Disk {
-        let mut namespace = Namespace::new(1);
-        namespace.volume = volume.to_owned();
-        for queue in &stats.queues {
-            namespace.add(&queue.io, self.ns_per_cycle);
-        }
-        let queues = (0..).zip(&stats.queues).map(|(id, queue)| Queue {
-            id,
-            completions: queue.io.all_operations(),
-            commands: queue.requests.get(),
-            arms: queue.sleeps.get(),
-            ..Queue::default()
-        });
-        let device = device(stats.id);
-        Disk {
-            name: self.name(&device),
-            kind: DiskKind::Ublk,
-            address: device.display().to_string(),
-            connected: true,
-            connections: 1,
-            namespaces: vec![namespace],
-            queues: queues.collect(),
-            ..Disk::default()
-        }
     }
 }
 

@@ -26,7 +26,7 @@ use crate::keep::{Attempt, KeeperSession, PreviousConfiguration};
 use crate::manage::{DiskServer, DiskTable, Manager, ServedDisk};
 use crate::open::Opener;
 use crate::open::prepare::{
-    ListenContext, Load, Open, UnavailableDisk, make_room_for_all, open_all,
+    ListenContext, Load, Open, UnavailableDisk, by_nsid, make_room_for_all, open_all,
 };
 use crate::registry::Registry;
 use crate::registry::sizes::Sizes;
@@ -117,7 +117,7 @@ fn worker(
     let mut worker = Worker::new(io, handle, options)?;
     for (disk, open) in load.0 {
         let _attempt = Attempt::new(&worker_context.opener.keeper, &disk.name());
-        let (volumes, resized) = (open.volumes(), open.resized());
+        let (volumes, resized) = (by_nsid(open.volumes()), open.resized());
         let seat = Seat {
             worker: index,
             assignment: worker_context.peers.assign(index),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Device, DiskKind, Limits, METRICS, OnError, Operations, Process, Type};
+use crate::{Device, Limits, METRICS, OnError, Operations, Process, Type};
 use probes::IoRecord;
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(crate) fn full() -> Snapshot {
         at_ns: 1,
         disks: vec![Disk {
             name: "vm0".into(),
-            kind: DiskKind::Controller,
+            kind: "controller".into(),
             address: "/run/vm0.sock".into(),
             connected: true,
             namespaces: vec![namespace],

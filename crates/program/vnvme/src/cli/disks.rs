@@ -5,14 +5,14 @@ use super::instances::{self, AllInstances, Unanswered};
 use super::table::{Column, TextTable, size};
 use super::target::{DaemonTarget, DiskName};
 use anyhow::Result;
-use clap::{Args, ValueEnum};
-use config::spec::{ControllerSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
-use config::usage_error::UsageError;
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use config::disk::KINDS;
 use control::Client;
 use control::api::{Disk, DiskKind, Namespace, OfGuest};
 use output::outln;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Options of `vnvme list`.
 #[derive(Args)]
@@ -304,36 +304,24 @@ impl ShowArgs {
     }
 }
 
-/// Kind of disk on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    /// NVMe controller over vfio-user
-    Controller,
-    /// virtio block device over vhost-user
-    VhostUserBlk,
-    /// NVMe/TCP subsystem for other hosts
-    NvmeTcp,
-    /// Block device of this host
-    Ublk,
-}
-
-impl From<Kind> for DiskKind {
-    fn from(kind: Kind) -> Self {
-        match kind {
-            Kind::Controller => Self::Controller,
-            Kind::VhostUserBlk => Self::VhostUserBlk,
-            Kind::NvmeTcp => Self::NvmeTcp,
-            Kind::Ublk => Self::Ublk,
-        }
-    }
+/// Returns the parser of a kind of disk.
+fn kind_parser() -> impl TypedValueParser<Value = DiskKind> {
+    let values = KINDS.iter().map(|kind| {
+        let value = PossibleValue::new(kind.name());
+        value.help(kind.description())
+    });
+    PossibleValuesParser::new(values).try_map(|name| {
+        let mut kinds = KINDS.iter().copied();
+        kinds.find(|kind| kind.name() == name).ok_or("unknown kind")
+    })
 }
 
 /// Options of `vnvme add`.
 #[derive(Args)]
 pub struct AddArgs {
     /// Kind of disk
-    #[arg(value_enum, value_name = "KIND")]
-    kind: Kind,
+    #[arg(value_parser = kind_parser(), value_name = "KIND")]
+    kind: DiskKind,
     /// Keys of the disk's table in a configuration file, like socket=/run/vm1.sock, and volumes; a
     /// controller gets a namespace for each volume
     #[arg(required = true, value_name = "KEY=VALUE|VOLUME")]
@@ -345,45 +333,8 @@ pub struct AddArgs {
 impl AddArgs {
     /// Adds the disk.
     pub fn run(self) -> Result<()> {
-        let words = &self.words;
-        let (mut table, volumes) = match self.kind {
-            Kind::Controller => given::table::<ControllerSpec>(words)?,
-            Kind::VhostUserBlk => given::table::<VhostBlkSpec>(words)?,
-            Kind::NvmeTcp => given::table::<NvmeTcpSpec>(words)?,
-            Kind::Ublk => given::table::<UblkSpec>(words)?,
-        };
-        match (self.kind, volumes.as_slice()) {
-            (_, []) => {
-                return Err(UsageError::error(
-                    "the disk has no volume: name a path or URL",
-                ));
-            }
-            (Kind::Controller | Kind::NvmeTcp, volumes) => {
-                let namespaces = volumes.iter().map(|volume| json!({ "volume": volume }));
-                table.insert("namespace".to_owned(), namespaces.collect());
-            }
-            (_, [volume]) => {
-                table.insert("volume".to_owned(), Value::from(volume.as_str()));
-            }
-            (_, [..]) => {
-                return Err(UsageError::error(
-                    "only a controller or a subsystem has several volumes",
-                ));
-            }
-        }
-        let place = match self.kind {
-            Kind::Controller | Kind::VhostUserBlk => Some(("socket", "socket=/run/vnvme/vm0.sock")),
-            Kind::NvmeTcp => Some(("listen", "listen=127.0.0.1:4420")),
-            Kind::Ublk => None,
-        };
-        if let Some((key, example)) = place
-            && !table.contains_key(key)
-        {
-            return Err(UsageError::error(format!(
-                "the disk has no {key}: add {key}=..., for example {example}"
-            )));
-        }
-        let disk = self.target.client()?.add(self.kind.into(), table)?;
+        let table = given::disk(self.kind, &self.words)?;
+        let disk = self.target.client()?.add(self.kind, table)?;
         self.target.print(&disk, print)
     }
 }

@@ -2,8 +2,9 @@
 
 use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use config::disk_kinds;
 use config::options::Spec;
-use config::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
+use config::spec::NamespaceSpec;
 
 /// Returns the keys of a configuration table.
 fn keys<S: Spec>() -> Vec<&'static str> {
@@ -11,17 +12,17 @@ fn keys<S: Spec>() -> Vec<&'static str> {
     S::ROWS.iter().map(|row| row.key).chain(nested).collect()
 }
 
+macro_rules! keys_of_kinds {
+    ({} $($(#[$doc:meta])* $kind:ident($spec:ident), $list:ident;)*) => {
+        [$(keys::<config::disk::$spec>()),*].concat()
+    };
+}
+
 /// Keys of the configuration tables that a command accepts as words, `socket=/run/a.sock`.
 fn keys_of(usage: &str) -> Vec<&'static str> {
     let is = |command| usage.contains(command);
     match () {
-        () if is("vnvme add ") => [
-            keys::<ControllerSpec>(),
-            keys::<VhostBlkSpec>(),
-            keys::<NvmeTcpSpec>(),
-            keys::<UblkSpec>(),
-        ]
-        .concat(),
+        () if is("vnvme add ") => disk_kinds!(keys_of_kinds),
         () if is("vnvme attach ") => keys::<NamespaceSpec>(),
         () => Vec::new(),
     }

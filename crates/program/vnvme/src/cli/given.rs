@@ -1,9 +1,11 @@
 //! Configuration tables given as words of a command line.
 
 use anyhow::Result;
+use config::disk_kinds;
 use config::options::Spec;
 use config::usage_error::UsageError;
-use serde_json::{Map, Value};
+use control::api::DiskKind;
+use serde_json::{Map, Value, json};
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -70,6 +72,61 @@ pub fn table<S: Spec>(words: &[String]) -> Result<(Map<String, Value>, Vec<Strin
         }
     }
     Ok((table, volumes))
+}
+
+macro_rules! table_of_kind {
+    (
+        { $disk:ident, $words:ident }
+        $($(#[$doc:meta])* $kind:ident($spec:ident), $list:ident;)*
+    ) => {
+        match $disk {
+            $(DiskKind::$kind => disk_of::<config::disk::$spec>($words),)*
+        }
+    };
+}
+
+/// Parses words into the table of a disk of this kind.
+///
+/// # Errors
+/// As [`table`]; or a usage error when the disk has no volume, too many volumes, or lacks a key.
+pub fn disk(kind: DiskKind, words: &[String]) -> Result<Map<String, Value>> {
+    disk_kinds!(table_of_kind kind, words)
+}
+
+fn disk_of<S: Spec>(words: &[String]) -> Result<Map<String, Value>> {
+    let (mut table, volumes) = table::<S>(words)?;
+    match volumes.as_slice() {
+        [] => {
+            return Err(UsageError::error(
+                "the disk has no volume: name a path or URL",
+            ));
+        }
+        volumes if !S::NESTED.is_empty() => {
+            let namespaces = volumes.iter().map(|volume| json!({ "volume": volume }));
+            table.insert("namespace".to_owned(), namespaces.collect());
+        }
+        [volume] => {
+            table.insert("volume".to_owned(), Value::from(volume.as_str()));
+        }
+        [..] => {
+            return Err(UsageError::error(
+                "only a controller or a subsystem has several volumes",
+            ));
+        }
+    }
+    let mut required = S::ROWS.iter().filter(|row| row.required);
+    if let Some(row) = required.find(|row| !table.contains_key(row.key)) {
+        let key = row.key;
+        let example = match key {
+            "socket" => "/run/vnvme/vm0.sock",
+            "listen" => "127.0.0.1:4420",
+            _ => row.form,
+        };
+        return Err(UsageError::error(format!(
+            "the disk has no {key}: add {key}=..., for example {key}={example}"
+        )));
+    }
+    Ok(table)
 }
 
 #[cfg(test)]

@@ -153,11 +153,8 @@ mod tests {
             (
                 &["--block-size", "4096"],
                 |s, _| {
-                    let sizes = s
-                        .vhost_user_blk
-                        .iter()
-                        .map(|e| e.namespace.block_size.unwrap());
-                    let sizes: Vec<u32> = sizes.collect();
+                    let exports = s.vhost_user_blk.iter().map(|e| &e.namespace);
+                    let sizes: Vec<u32> = exports.map(|ns| ns.block_size.unwrap()).collect();
                     format!("{} {sizes:?}", namespaces(s, |n| n.block_size.unwrap()))
                 },
                 "[4096, 512, 512] [4096, 512]",
@@ -377,17 +374,9 @@ mod tests {
     #[test]
     fn options_reach_ublk_disks() {
         let (specs, _) = merge(UBLK, &["--read-only", "--block-size", "4096"]).unwrap();
-        assert!(
-            specs
-                .ublk
-                .iter()
-                .all(|disk| disk.namespace.read_only == Some(true))
-        );
-        let sizes: Vec<_> = specs
-            .ublk
-            .iter()
-            .map(|disk| disk.namespace.block_size)
-            .collect();
+        let volumes = specs.ublk.iter().map(|disk| &disk.namespace);
+        assert!(volumes.clone().all(|ns| ns.read_only == Some(true)));
+        let sizes: Vec<_> = volumes.map(|ns| ns.block_size).collect();
         assert_eq!(sizes, [Some(4096), Some(512)]);
     }
 

@@ -437,11 +437,9 @@ mod tests {
         let alone = specs(&[&export[..], &["-r", "--no-write-cache"]].concat());
         assert!(alone.controllers.is_empty());
         let blk = &alone.vhost_user_blk[0];
-        assert_eq!((&*blk.namespace.volume, blk.queues), ("a.raw", Some(2)));
-        assert_eq!(
-            (blk.namespace.read_only, blk.write_cache),
-            (Some(true), Some(false))
-        );
+        let ns = &blk.namespace;
+        assert_eq!((&*ns.volume, blk.queues), ("a.raw", Some(2)));
+        assert_eq!((ns.read_only, blk.write_cache), (Some(true), Some(false)));
         let second = [
             "--vhost-user-blk",
             "/tmp/w",

@@ -4,10 +4,9 @@
 
 use crate::cli::Cli;
 use clap::CommandFactory;
+use config::disk_kinds;
 use config::options::{Flag, FlagEffect, Row, Spec};
-use config::spec::{
-    ControllerSpec, NamespaceSpec, NvmeTcpSpec, ProcessSpec, UblkSpec, VhostBlkSpec,
-};
+use config::spec::UblkSpec;
 use daemon::open::devices::DeviceRegistry;
 use daemon::open::kinds;
 use std::fmt::Write;
@@ -168,9 +167,25 @@ fn beside(flag: &Flag) -> String {
     }
 }
 
-fn table<S: Spec>(out: &mut String, about: &str) {
+/// Repeats an expression for the type `$table` of each table of a configuration file: the first
+/// kind of disk, its namespaces, the other kinds, the process.
+macro_rules! each_table {
+    (
+        { $table:ident => $do:expr }
+        $(#[$about:meta])* $first:ident($one:ident), $ones:ident;
+        $($(#[$doc:meta])* $kind:ident($spec:ident), $list:ident;)*
+    ) => {
+        each_table!(@ $table => $do, $one, NamespaceSpec, $($spec,)* ProcessSpec,);
+    };
+    (@ $table:ident => $do:expr, $($spec:ident,)*) => {$({
+        type $table = config::spec::$spec;
+        $do;
+    })*};
+}
+
+fn table<S: Spec>(out: &mut String) {
     let _ = writeln!(out, "### {}\n", S::TABLE);
-    *out += &wrapped(about, "");
+    *out += &wrapped(S::ABOUT, "");
     out.push('\n');
     for row in S::ROWS {
         let required = if row.required { ", required" } else { "" };
@@ -201,28 +216,7 @@ fn table<S: Spec>(out: &mut String, about: &str) {
 
 /// Appends the reference of all configuration file tables to `out`.
 fn tables(out: &mut String) {
-    let controller = "An NVMe controller; there may be several.";
-    table::<ControllerSpec>(out, controller);
-    table::<NamespaceSpec>(
-        out,
-        "A namespace of the controller above it; at least one for each.",
-    );
-    table::<VhostBlkSpec>(
-        out,
-        "A vhost-user-blk disk for a guest with a virtio driver; there may be several.",
-    );
-    table::<NvmeTcpSpec>(
-        out,
-        "Volumes for other hosts, by NVMe over TCP; there may be several. Each has \
-         `[[nvme-tcp.namespace]]` tables, at least one, with the keys of those of controllers.",
-    );
-    let ublk = "A volume as a block device of this host; there may be several.";
-    table::<UblkSpec>(out, ublk);
-    table::<ProcessSpec>(
-        out,
-        "Options of the process; at most one table. Its socket options are defaults for sockets \
-         without their own.",
-    );
+    disk_kinds!(each_table Table => table::<Table>(out));
 }
 
 fn reference() -> String {
@@ -303,12 +297,7 @@ fn man_of_file() -> String {
         ".TH vnvme.toml 5\n.SH NAME\nvnvme.toml \\- configuration file of vnvme serve \\-\\-config\n\
          .SH DESCRIPTION\nTOML: the tables below, with these keys.\n",
     );
-    man_of::<ControllerSpec>(&mut out);
-    man_of::<NamespaceSpec>(&mut out);
-    man_of::<VhostBlkSpec>(&mut out);
-    man_of::<NvmeTcpSpec>(&mut out);
-    man_of::<UblkSpec>(&mut out);
-    man_of::<ProcessSpec>(&mut out);
+    disk_kinds!(each_table Table => man_of::<Table>(&mut out));
     out + ".SH \"SEE ALSO\"\nvnvme(1), vnvme\\-serve(1)\n"
 }
 
@@ -385,12 +374,7 @@ fn flags_and_keys<S: Spec>(flags: &mut Vec<&str>, keys: &mut Vec<&str>) {
 #[test]
 fn options_and_keys_correspond() {
     let (mut flags, mut keys) = (Vec::new(), Vec::new());
-    flags_and_keys::<ControllerSpec>(&mut flags, &mut keys);
-    flags_and_keys::<NamespaceSpec>(&mut flags, &mut keys);
-    flags_and_keys::<VhostBlkSpec>(&mut flags, &mut keys);
-    flags_and_keys::<NvmeTcpSpec>(&mut flags, &mut keys);
-    flags_and_keys::<UblkSpec>(&mut flags, &mut keys);
-    flags_and_keys::<ProcessSpec>(&mut flags, &mut keys);
+    disk_kinds!(each_table Table => flags_and_keys::<Table>(&mut flags, &mut keys));
     let mut cli = Cli::command();
     cli.build();
     for name in ["serve", "ublk", "daemon"] {
@@ -424,12 +408,7 @@ fn reference_lists_every_option() {
         }
     }
     let (mut flags, mut keys) = (Vec::new(), Vec::new());
-    flags_and_keys::<ControllerSpec>(&mut flags, &mut keys);
-    flags_and_keys::<NamespaceSpec>(&mut flags, &mut keys);
-    flags_and_keys::<VhostBlkSpec>(&mut flags, &mut keys);
-    flags_and_keys::<NvmeTcpSpec>(&mut flags, &mut keys);
-    flags_and_keys::<UblkSpec>(&mut flags, &mut keys);
-    flags_and_keys::<ProcessSpec>(&mut flags, &mut keys);
+    disk_kinds!(each_table Table => flags_and_keys::<Table>(&mut flags, &mut keys));
     let file = text.split("## The configuration file").nth(1).unwrap();
     for key in keys {
         assert!(file.contains(&format!("- `{key}` (")), "{key}");
@@ -454,6 +433,7 @@ fn reference_lists_every_option() {
 #[cfg(feature = "vhost-user-blk")]
 #[test]
 fn documented_defaults_match_code() {
+    use config::spec::{ControllerSpec, ProcessSpec, VhostBlkSpec};
     let controller = controller::ControllerConfig::default();
     let of = |key| ControllerSpec::row(key).unwrap().default;
     assert_eq!(of("io-queues"), controller.io_queues.to_string());

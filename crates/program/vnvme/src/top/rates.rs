@@ -11,7 +11,7 @@ pub type ByKind<T> = [T; IoKind::ALL.len()];
 #[derive(Clone, Debug, Default)]
 pub struct DiskRates {
     pub name: String,
-    pub kind: &'static str,
+    pub kind: String,
     pub address: String,
     pub connected: bool,
     /// Number of outstanding commands at the end of the interval.
@@ -223,7 +223,7 @@ fn disk_between(
     workers.dedup();
     DiskRates {
         name: now.name.clone(),
-        kind: now.kind.name(),
+        kind: now.kind.clone(),
         address: now.address.clone(),
         connected: now.connected,
         in_flight: now.in_flight(),

@@ -326,7 +326,7 @@ fn disks_lines(rates: &Rates, choices: &Choices, width: usize, room: Option<usiz
         lines.push(Line {
             text: columns([
                 &disk.name,
-                short(disk.kind),
+                short(&disk.kind),
                 &count_of(disk.operations()),
                 &bytes_of(disk.read()),
                 &bytes_of(disk.written()),

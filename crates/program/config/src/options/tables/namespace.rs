@@ -9,6 +9,7 @@ use placement::MAX_HANDLES;
 impl Spec for NamespaceSpec {
     const TABLE: &'static str = "[[controller.namespace]]";
     const NAMES: &'static str = "namespaces";
+    const ABOUT: &'static str = "A namespace of the controller above it; at least one for each.";
     const ROWS: &'static [Row<Self>] = &[
         volume(|n| &mut n.volume),
         read_only(|n| &mut n.read_only),

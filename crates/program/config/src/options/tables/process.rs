@@ -18,6 +18,8 @@ const fn both<S>(row: Row<S>) -> Row<S> {
 impl Spec for ProcessSpec {
     const TABLE: &'static str = "[process]";
     const NAMES: &'static str = "processes";
+    const ABOUT: &'static str = "Options of the process; at most one table. Its socket options are defaults for sockets \
+         without their own.";
     const ROWS: &'static [Row<Self>] = &[
         both(
             Row::<Self>::new(

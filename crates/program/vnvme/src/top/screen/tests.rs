@@ -14,7 +14,7 @@ fn times(nanoseconds: &[u64]) -> RecentTimes {
 fn disk(name: &str, kind: &'static str, iops: f64, p99: u64) -> DiskRates {
     DiskRates {
         name: name.into(),
-        kind,
+        kind: kind.to_owned(),
         address: format!("/run/vnvme/{name}.sock"),
         connected: true,
         in_flight: 3,
