@@ -59,5 +59,5 @@ pub use kind::AcceptedDescriptors;
 pub use plain::PlainSocket;
 pub use receiver::Receiver;
 pub use server::{ServeError, serve};
-pub use socket::{Read, Socket};
+pub use socket::{MAX_SEEN, Read, Socket};
 pub use spawner::{Spawner, start_receivers};

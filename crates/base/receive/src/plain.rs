@@ -61,7 +61,7 @@ impl<S: AsFd + Send + 'static> PlainSocket<S> {
     /// [`ReadError::TooManyFds`] when the client has sent descriptors; [`ReadError::System`] when a
     /// system call fails.
     pub fn read(&self, buf: &mut [u8]) -> Result<Read, ReadError> {
-        match look(self.as_fd(), buf)? {
+        match look(self.as_fd(), 0, buf)? {
             SocketContent::Nothing => Ok(Read::Blocked),
             SocketContent::Eof => Ok(Read::Eof),
             SocketContent::Bytes(len) => take(self.as_fd(), buf, len),

@@ -16,6 +16,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use sync::Unpoisoned;
 
+/// Maximum number of bytes that may stay in a socket while [`Socket::look`] looks behind them. Each
+/// such look copies them again.
+pub const MAX_SEEN: usize = 1024;
+
 /// Result of a read from a client's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
@@ -66,16 +70,34 @@ fn fds_of(control: &mut RecvAncillaryBuffer<'_>, fds: &mut Vec<OwnedFd>) {
     }
 }
 
-/// Reads from the socket once, with room for descriptors.
+/// Reads from the socket once, with room for descriptors. The first `seen` bytes, at most
+/// [`MAX_SEEN`], are left out of the buffer, and of the returned number.
 fn read_with(
     socket: BorrowedFd<'_>,
+    seen: usize,
     buf: &mut [u8],
     control: &mut RecvAncillaryBuffer<'_>,
     flags: RecvFlags,
 ) -> Result<Option<(usize, ReturnFlags)>, ReadError> {
     let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    if seen > 0 {
+        let mut before = [0; MAX_SEEN];
+        let before = before.get_mut(..seen).unwrap_or_default();
+        let mut parts = [IoSliceMut::new(before), IoSliceMut::new(buf)];
+        let read = read_parts(socket, &mut parts, control, flags)?;
+        return Ok(read.and_then(|(len, flags)| Some((len.checked_sub(seen)?, flags))));
+    }
+    read_parts(socket, &mut [IoSliceMut::new(buf)], control, flags)
+}
+
+fn read_parts(
+    socket: BorrowedFd<'_>,
+    parts: &mut [IoSliceMut<'_>],
+    control: &mut RecvAncillaryBuffer<'_>,
+    flags: RecvFlags,
+) -> Result<Option<(usize, ReturnFlags)>, ReadError> {
     loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(buf)], control, flags) {
+        match recvmsg(socket, parts, control, flags) {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(None),
             Err(Errno::CONNRESET) => return Ok(Some((0, ReturnFlags::empty()))),
@@ -99,12 +121,20 @@ pub(crate) enum SocketContent {
 /// Peeks into a socket without taking anything from it. The kernel ends a read behind the first
 /// packet with descriptors, and reports that they were cut off if there is no room for them. They
 /// stay in the socket: a peek only lends them, so none is closed.
-pub(crate) fn look(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<SocketContent, ReadError> {
+///
+/// The first `seen` bytes in the socket, at most [`MAX_SEEN`], were found before, and are left out.
+/// While there are any, the end of the stream is not seen.
+pub(crate) fn look(
+    socket: BorrowedFd<'_>,
+    seen: usize,
+    buf: &mut [u8],
+) -> Result<SocketContent, ReadError> {
     let mut none = RecvAncillaryBuffer::new(&mut []);
-    let seen = read_with(socket, buf, &mut none, RecvFlags::PEEK)?;
-    Ok(match seen {
+    let found = read_with(socket, seen, buf, &mut none, RecvFlags::PEEK)?;
+    Ok(match found {
         None => SocketContent::Nothing,
         Some((len, flags)) if flags.contains(ReturnFlags::CTRUNC) => SocketContent::WithFds(len),
+        Some((0, _)) if seen > 0 => SocketContent::Nothing,
         Some((0, _)) => SocketContent::Eof,
         Some((len, _)) => SocketContent::Bytes(len),
     })
@@ -156,23 +186,33 @@ impl Socket {
     pub fn read(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
         match &mut self.0 {
             SocketMode::InPlace { socket, max_fds } => {
-                read_in_place(socket.as_fd(), *max_fds, buf, fds, RecvFlags::empty())
+                read_in_place(socket.as_fd(), *max_fds, 0, buf, fds, RecvFlags::empty())
             }
             SocketMode::Receiver(received) => received.read(buf, fds),
         }
     }
 
-    /// Peeks as [`Socket::read`] reads, but leaves the data in the socket: [`Socket::consume`] must
-    /// take all of it from there before the next look.
+    /// Peeks as [`Socket::read`] reads, but leaves the data in the socket, from where
+    /// [`Socket::consume`] takes it.
+    ///
+    /// `seen`: number of bytes from earlier looks that are still in the socket, at most
+    /// [`MAX_SEEN`]. They have no descriptors, and are not returned again. [`Read::Blocked`] then
+    /// stands also for descriptors behind them, and for the end of the stream: both are seen when
+    /// these bytes have been consumed.
     ///
     /// # Errors
     /// [`ReadError`] when the stream cannot be read any more.
-    pub fn look(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
+    pub fn look(
+        &mut self,
+        seen: usize,
+        buf: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Read, ReadError> {
         match &mut self.0 {
             SocketMode::InPlace { socket, max_fds } => {
-                read_in_place(socket.as_fd(), *max_fds, buf, fds, RecvFlags::PEEK)
+                read_in_place(socket.as_fd(), *max_fds, seen, buf, fds, RecvFlags::PEEK)
             }
-            SocketMode::Receiver(received) => received.look(buf, fds),
+            SocketMode::Receiver(received) => received.look(seen, buf, fds),
         }
     }
 
@@ -263,13 +303,14 @@ impl AsFd for Socket {
 fn read_in_place(
     socket: BorrowedFd<'_>,
     max_fds: usize,
+    seen: usize,
     buf: &mut [u8],
     fds: &mut Vec<OwnedFd>,
     flags: RecvFlags,
 ) -> Result<Read, ReadError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let Some((len, flags)) = read_with(socket, buf, &mut control, flags)? else {
+    let Some((len, flags)) = read_with(socket, seen, buf, &mut control, flags)? else {
         return Ok(Read::Blocked);
     };
     let before = fds.len();
@@ -279,6 +320,7 @@ fn read_in_place(
         return Err(ReadError::TooManyFds);
     }
     Ok(match len {
+        0 if seen > 0 => Read::Blocked,
         0 => Read::Eof,
         len => Read::Bytes {
             len,
@@ -299,7 +341,7 @@ impl Received {
     /// them.
     fn read(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
         if !self.waiting {
-            match look(self.as_fd(), buf)? {
+            match look(self.as_fd(), 0, buf)? {
                 SocketContent::Nothing => return Ok(Read::Blocked),
                 SocketContent::Eof => return Ok(Read::Eof),
                 SocketContent::Bytes(len) => return take(self.as_fd(), buf, len),
@@ -324,7 +366,7 @@ impl Received {
         // time, because the receiver process holds them.
         let mut none = RecvAncillaryBuffer::new(&mut []);
         let room = buf.get_mut(..len).unwrap_or_default();
-        let taken = read_with(self.as_fd(), room, &mut none, RecvFlags::empty())?;
+        let taken = read_with(self.as_fd(), 0, room, &mut none, RecvFlags::empty())?;
         let Some((len @ 1.., flags)) = taken else {
             // The peeked bytes have disappeared: another process reads the socket.
             return Err(ReadError::System(Errno::IO));
@@ -339,12 +381,19 @@ impl Received {
         Ok(Read::Bytes { len, more: true })
     }
 
-    fn look(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
+    fn look(
+        &mut self,
+        seen: usize,
+        buf: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Read, ReadError> {
         if self.waiting {
             return self.take_answer(buf, fds);
         }
-        match look(self.as_fd(), buf)? {
+        match look(self.as_fd(), seen, buf)? {
             SocketContent::Nothing => Ok(Read::Blocked),
+            // The receiver process peeks from the front of the socket.
+            SocketContent::WithFds(_) if seen > 0 => Ok(Read::Blocked),
             SocketContent::Eof => Ok(Read::Eof),
             SocketContent::Bytes(len) => Ok(Read::Bytes {
                 len,

@@ -144,7 +144,7 @@ impl Server {
         let end = Instant::now() + LIMIT;
         let (mut bytes, mut fds) = (vec![0; 4096], Vec::new());
         loop {
-            match socket.look(&mut bytes, &mut fds).unwrap() {
+            match socket.look(0, &mut bytes, &mut fds).unwrap() {
                 Read::Waiting => self.turn(),
                 Read::Bytes { len, .. } => {
                     bytes.truncate(len);
@@ -310,8 +310,55 @@ fn peeked_message_stays_until_consumed() {
     assert_eq!(server.look(&mut socket).0, b"ree");
     drop(client);
     consume(&mut socket, &pipe, 3);
-    let end = socket.look(&mut [0; 9], &mut Vec::new());
+    let end = socket.look(0, &mut [0; 9], &mut Vec::new());
     assert_eq!(end, Ok(Read::Eof));
+}
+
+#[test]
+fn look_leaves_out_bytes_that_were_seen() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (by_receiver, mut received) = server.admitted();
+    let (in_place, socket) = UnixStream::pair().unwrap();
+    let mut in_place_socket = Socket::in_place(socket.into(), 4);
+    let pipe = rustix::pipe::pipe().unwrap();
+    let none: [OwnedFd; 0] = [];
+    let sockets = [
+        (by_receiver, &mut received, true),
+        (in_place, &mut in_place_socket, false),
+    ];
+    for (client, socket, asks_receiver) in sockets {
+        let (mut bytes, mut fds) = ([0; 9], Vec::new());
+        let all = |len, more| Ok(Read::Bytes { len, more });
+        send(&client, b"one", &none, SendFlags::empty());
+        assert_eq!(socket.look(0, &mut bytes, &mut fds), all(3, false));
+        assert_eq!(socket.look(3, &mut bytes, &mut fds), Ok(Read::Blocked));
+        send(&client, b"three", &none, SendFlags::empty());
+        assert_eq!(socket.look(3, &mut bytes, &mut fds), all(5, false));
+        assert_eq!(bytes[..5], *b"three");
+        assert_eq!(socket.look(4, &mut bytes[..2], &mut fds), all(2, true));
+        assert_eq!(bytes[..2], *b"hr");
+        // Descriptors are seen at the front of the socket.
+        send(&client, b"x", &[memory()], SendFlags::empty());
+        consume(socket, &pipe, 3);
+        if asks_receiver {
+            assert_eq!(socket.look(5, &mut bytes, &mut fds), Ok(Read::Blocked));
+            assert!(!socket.is_waiting());
+        } else {
+            assert_eq!(socket.look(5, &mut bytes, &mut fds), all(1, true));
+            assert_eq!((bytes[0], fds.len()), (b'x', 1));
+        }
+        consume(socket, &pipe, 5);
+        let (bytes, fds) = server.look(socket);
+        assert_eq!((bytes.as_slice(), fds.len()), (&b"x"[..], 1));
+        // So is the end.
+        drop(client);
+        let end = socket.look(1, &mut [0; 9], &mut Vec::new());
+        assert_eq!(end, Ok(Read::Blocked));
+        consume(socket, &pipe, 1);
+        let end = socket.look(0, &mut [0; 9], &mut Vec::new());
+        assert_eq!(end, Ok(Read::Eof));
+    }
 }
 
 /// Consuming drops the descriptors that are in the socket: they are the receiver process's, too.
@@ -345,7 +392,7 @@ fn peek_survives_receiver_process() {
     let file = memory();
     send(&client, b"x", &[&file], SendFlags::empty());
     let (mut bytes, mut fds) = ([0; 16], Vec::new());
-    assert_eq!(socket.look(&mut bytes, &mut fds), Ok(Read::Waiting));
+    assert_eq!(socket.look(0, &mut bytes, &mut fds), Ok(Read::Waiting));
     let receiving = Pid::from_raw(receiver.id() as i32).unwrap();
     kill_process(receiving, Signal::KILL).unwrap();
     // It may have answered before, and then holds nothing any more.

@@ -182,6 +182,12 @@ impl Area {
             .then(|| Pairs32(unsafe { racy::cells(start, count) }))
     }
 
+    /// Returns the 16-bit field at byte `offset` to store into many times, like
+    /// [`Area::fields16`]; `None` in an area for [`Access::Read`], too.
+    pub fn field16_mut(&self, offset: usize) -> Option<Field16<'_>> {
+        self.cell16(offset).filter(|_| self.writable).map(Field16)
+    }
+
     /// Returns the host address of `count` adjacent fields of `size` bytes, if they are contiguous,
     /// inside the structure and aligned.
     fn fields(&self, offset: usize, count: usize, size: usize, align: usize) -> Option<*mut u8> {
@@ -269,6 +275,18 @@ impl Pairs32<'_> {
         if let Some(pair) = self.0.get(index) {
             prefetch::line_for_write(pair.as_ptr().cast());
         }
+    }
+}
+
+/// A 16-bit field of an [`Area`] for [`Access::Write`].
+#[derive(Clone, Copy)]
+pub struct Field16<'a>(&'a AtomicU16);
+
+impl Field16<'_> {
+    /// Stores the field with release ordering, like [`Area::store16_release`].
+    #[inline(always)]
+    pub fn store_release(&self, value: u16) {
+        self.0.store(value.to_le(), Ordering::Release);
     }
 }
 

@@ -96,7 +96,7 @@ mod tests;
 mod view;
 mod windows;
 
-pub use area::{Area, Fields16, Pairs32, Pairs64};
+pub use area::{Area, Field16, Fields16, Pairs32, Pairs64};
 pub use buffer::Buffer;
 pub use cache::{Import, MemoryCache, PendingImport};
 pub use cells::Cells;

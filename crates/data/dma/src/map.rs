@@ -1,7 +1,7 @@
 //! IOVA windows of a device, in one worker's view.
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::DeviceMemory;
 use crate::epoch::Epochs;
@@ -452,22 +452,22 @@ impl DmaMap {
         }
     }
 
-    /// Loads two adjacent 64-bit fields at `iova`: each is one load, the pair is not atomic. `None`
-    /// when they are not aligned to 8 bytes in one window with memory: [`DmaMap::read`] decides
-    /// about any other range.
+    /// Loads `N` adjacent pairs of 64-bit fields at `iova`: each field is one load, the pairs are
+    /// not atomic. `None` when they are not aligned to 8 bytes in one window with memory:
+    /// [`DmaMap::read`] decides about any other range.
     #[inline(always)]
-    pub fn load_pair64(&self, iova: u64) -> Option<[u64; 2]> {
+    pub fn load_pairs64<const N: usize>(&self, iova: u64) -> Option<[[u64; 2]; N]> {
         let run = self.locate(iova, Access::Read).ok()?;
-        if run.len < 16 || run.ptr.addr() & 7 != 0 {
+        if run.len < N as u64 * 16 || run.ptr.addr() & 7 != 0 {
             return None;
         }
-        // SAFETY: the run lies in a mapping for at least 16 bytes, aligned to 8, which stays while
-        // `self` is borrowed.
-        let low = unsafe { racy::cell64(run.ptr) };
-        // SAFETY: as above.
-        let high = unsafe { racy::cell64(run.ptr.wrapping_add(8)) };
-        let pair = [low, high].map(|cell| u64::from_le(cell.load(Ordering::Relaxed)));
-        (!run.slot.is_poisoned()).then_some(pair)
+        // SAFETY: the run lies in a mapping for at least `N` pairs, aligned to 8, which stays while
+        // `self` is borrowed; the cells are only loaded.
+        let cells: &[[AtomicU64; 2]] = unsafe { racy::cells(run.ptr, N) };
+        let load = |cell: &AtomicU64| u64::from_le(cell.load(Ordering::Relaxed));
+        let cells: &[_; N] = cells.first_chunk()?;
+        let pairs = cells.each_ref().map(|[low, high]| [load(low), load(high)]);
+        (!run.slot.is_poisoned()).then_some(pairs)
     }
 
     /// Stores a byte at `iova`. A later store with release ordering makes it visible. A store to

@@ -224,10 +224,11 @@ impl Disk {
     #[inline(always)]
     pub(crate) fn try_now(
         &mut self,
-        work: &VolumeOperation,
+        op: Op,
+        offset: u64,
         data: View<'_>,
     ) -> Option<Result<(), IoError>> {
-        self.queue.try_now(work.op, work.offset, data)
+        self.queue.try_now(op, offset, data)
     }
 
     /// Returns whether [`Disk::prefetch`] has an effect.

@@ -239,7 +239,7 @@ impl Tracker {
     /// published with the next used index. `head` is that of one of them. Its entry becomes the
     /// whole chain of the batch: not in flight, and its own `next`. The chain thus leads to no
     /// request of an earlier batch, which may be in flight again.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn answer_unrecorded(&mut self, head: u16, used_idx: u16) {
         self.store(Self::entry(head), u64::from(head) << 48);
         crash::point!("vhost-blk.plain.chained");
@@ -250,7 +250,7 @@ impl Tracker {
 
     /// Records that the used index has been published, so that its requests are no longer
     /// outstanding.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn published(&mut self, used_idx: u16) {
         while let Some(head) = self.batch.pop() {
             self.retire(Self::entry(head));

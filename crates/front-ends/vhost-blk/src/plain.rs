@@ -25,73 +25,65 @@ use volume::{Budget, IoError, Op};
 
 /// Maximum number of requests that are copied together.
 const GROUP: usize = 8;
-const HEADER_BYTES: u32 = 16;
-/// Size in bytes of an indirect table of three descriptors.
-const TABLE_BYTES: u32 = 48;
 
 /// Plain request, copied from guest memory.
 #[derive(Clone, Copy, Debug, Default)]
 struct PlainRequest {
     header_at: u64,
     data_at: u64,
+    /// Second half of the data's descriptor: its length, and its flags.
+    data: u64,
     status_at: u64,
     /// Start of the data on the volume in bytes, from the header.
     offset: u64,
-    len: u32,
     head: u16,
-    /// Whether the device writes the data: the request is a read.
-    is_read: bool,
 }
 
 impl PlainRequest {
-    /// Reads the chain at `head`; `None` when it has other than the usual three buffers. With
-    /// `indirect`, they may be in an indirect table.
+    /// Copies the chain at `head`, without its header. Returns `false` when it has other than the
+    /// usual three buffers. With `indirect`, they may be in an indirect table.
     #[inline(always)]
-    fn of_chain(
+    fn copy(
+        &mut self,
         head: u16,
         ring: &RingEntries<'_>,
         indirect: bool,
         map: &DmaMap,
-    ) -> Option<PlainRequest> {
-        let first = ring.descriptor(head)?;
-        let [_, high] = first;
-        let [header, data, status] = if flags(high) == flag::NEXT {
-            let second = ring.descriptor(next(high))?;
-            let [_, high] = second;
-            [first, second, ring.descriptor(next(high))?]
-        } else if indirect && high & !NEXT == half(TABLE_BYTES, flag::INDIRECT) {
-            read_table(first, map)?
+    ) -> Option<()> {
+        let [header_at, high] = ring.descriptor(head)?;
+        let chain: Chain = if equals(high, HEADER) {
+            let data = ring.descriptor(next(high))?;
+            (header_at, data, ring.descriptor(next(data[1]))?)
+        } else if indirect && equals(high, TABLE) {
+            read_table(header_at, map)?
         } else {
             return None;
         };
-        let ([header_at, header], [data_at, data]) = (header, data);
-        let [status_at, status] = status;
-        let usual = header & !NEXT == half(HEADER_BYTES, flag::NEXT)
-            && flags(data) & !flag::WRITE == flag::NEXT
-            && data as u32 > 0
-            && status & !NEXT == half(1, flag::WRITE);
-        usual.then_some(PlainRequest {
-            header_at,
-            data_at,
-            status_at,
-            offset: 0,
-            len: data as u32,
-            head,
-            is_read: flags(data) & flag::WRITE != 0,
-        })
+        let (header_at, [data_at, data], [status_at, status]) = chain;
+        let is_plain =
+            flags(data) & !flag::WRITE == flag::NEXT && data as u32 > 0 && equals(status, STATUS);
+        if !is_plain {
+            return None;
+        }
+        self.header_at = header_at;
+        self.data_at = data_at;
+        self.data = data;
+        self.status_at = status_at;
+        self.head = head;
+        Some(())
     }
 
     /// Reads the header. Returns whether the request is a valid read or write of the data.
     #[inline(always)]
     fn read_header(&mut self, map: &DmaMap, limits: &RequestLimits) -> bool {
-        let Some([kind_and_priority, sector]) = map.load_pair64(self.header_at) else {
+        let Some([[kind_and_priority, sector]]) = map.load_pairs64(self.header_at) else {
             return false;
         };
-        let wanted = if self.is_read { kind::IN } else { kind::OUT };
+        let wanted = if self.is_read() { kind::IN } else { kind::OUT };
         if kind_and_priority as u32 != wanted {
             return false;
         }
-        match limits.operation(self.op(limits), sector, self.len.into()) {
+        match limits.operation(self.op(limits), sector, self.len().into()) {
             Some(work) => {
                 self.offset = work.offset;
                 true
@@ -100,9 +92,21 @@ impl PlainRequest {
         }
     }
 
+    /// Returns the length of the data in bytes.
+    #[inline(always)]
+    fn len(&self) -> u32 {
+        self.data as u32
+    }
+
+    /// Returns whether the device writes the data.
+    #[inline(always)]
+    fn is_read(&self) -> bool {
+        self.data & half(0, flag::WRITE) != 0
+    }
+
     #[inline(always)]
     fn op(&self, limits: &RequestLimits) -> Op {
-        if self.is_read {
+        if self.is_read() {
             Op::Read
         } else {
             Op::Write { fua: limits.fua }
@@ -114,7 +118,7 @@ impl PlainRequest {
         VolumeOperation {
             op: self.op(limits),
             offset: self.offset,
-            len: self.len.into(),
+            len: self.len().into(),
         }
     }
 
@@ -122,13 +126,25 @@ impl PlainRequest {
     /// memory.
     #[inline(always)]
     fn execute(&self, map: &DmaMap, disk: &mut Disk) -> Option<Result<(), IoError>> {
-        let access = if self.is_read {
-            Access::Write
+        // Each direction has code of its own, in which operation and access are constants.
+        if self.is_read() {
+            self.transfer(Op::Read, Access::Write, map, disk)
         } else {
-            Access::Read
-        };
-        let piece = map.piece(self.data_at, self.len.into(), access).ok()??;
-        disk.try_now(&self.operation(&disk.limits), piece.view())
+            let fua = disk.limits.fua;
+            self.transfer(Op::Write { fua }, Access::Read, map, disk)
+        }
+    }
+
+    #[inline(always)]
+    fn transfer(
+        &self,
+        op: Op,
+        access: Access,
+        map: &DmaMap,
+        disk: &mut Disk,
+    ) -> Option<Result<(), IoError>> {
+        let piece = map.piece(self.data_at, self.len().into(), access).ok()??;
+        disk.try_now(op, self.offset, piece.view())
     }
 }
 
@@ -150,50 +166,62 @@ impl Group {
         indirect: bool,
         map: &DmaMap,
     ) {
-        let mut count: u16 = 0;
-        for request in &mut self.requests {
-            if count == wanted {
+        self.count = 0;
+        let wanted = usize::from(wanted).min(GROUP);
+        let Some(requests) = self.requests.get_mut(..wanted) else {
+            return;
+        };
+        let mut index = next;
+        for request in requests {
+            let copied = ring
+                .available_head(index)
+                .and_then(|head| request.copy(head, ring, indirect, map));
+            if copied.is_none() {
                 break;
             }
-            let Some(head) = ring.available_head(next.wrapping_add(count)) else {
-                break;
-            };
-            let Some(copy) = PlainRequest::of_chain(head, ring, indirect, map) else {
-                break;
-            };
             // The header is mostly on the same line.
-            map.prefetch_for_write(copy.status_at);
-            *request = copy;
-            count += 1;
+            map.prefetch_for_write(request.status_at);
+            index = index.wrapping_add(1);
         }
-        self.count = count.into();
+        self.count = index.wrapping_sub(next).into();
     }
 
     /// Reads the headers. Returns the requests before the first with an invalid one.
     #[inline(always)]
     fn read_headers(&mut self, map: &DmaMap, limits: &RequestLimits) -> &[PlainRequest] {
+        let requests = self.requests.get_mut(..self.count).unwrap_or_default();
         let mut valid = 0;
-        for request in self.requests.iter_mut().take(self.count) {
+        for request in &mut *requests {
             if !request.read_header(map, limits) {
                 break;
             }
             valid += 1;
         }
-        self.requests.get(..valid).unwrap_or_default()
+        requests.get(..valid).unwrap_or_default()
     }
 }
 
-/// Copies an indirect table of three descriptors, which form a chain.
-fn read_table([at, _]: [u64; 2], map: &DmaMap) -> Option<[[u64; 2]; 3]> {
-    let entry = |index: u64| map.load_pair64(at.checked_add(index * 16)?);
-    let table = [entry(0)?, entry(1)?, entry(2)?];
-    let [[_, header], [_, data], _] = table;
-    let chained = flags(header) == flag::NEXT && (next(header), next(data)) == (1, 2);
-    chained.then_some(table)
+/// Address of a request's header, and both halves of the descriptors of its data and its status.
+type Chain = (u64, [u64; 2], [u64; 2]);
+
+/// Copies an indirect table of three descriptors, which form a chain that begins with a header.
+#[inline(always)]
+fn read_table(at: u64, map: &DmaMap) -> Option<Chain> {
+    let [[header_at, header], data, status] = map.load_pairs64(at)?;
+    let is_chained = equals(header, HEADER) && (next(header), next(data[1])) == (1, 2);
+    is_chained.then_some((header_at, data, status))
 }
 
-/// Field `next` in the second half of a descriptor, of which [`half`] is the rest.
-const NEXT: u64 = 0xffff << 48;
+/// Second halves of the descriptors of a request's header, status, and indirect table.
+const HEADER: u64 = half(16, flag::NEXT);
+const STATUS: u64 = half(1, flag::WRITE);
+const TABLE: u64 = half(3 * 16, flag::INDIRECT);
+
+/// Returns whether the second half of a descriptor equals one of [`half`], with any `next`.
+#[inline(always)]
+fn equals(high: u64, half: u64) -> bool {
+    high << 16 == half << 16
+}
 
 /// Returns the second half of a descriptor with this length and these flags, without `next`.
 const fn half(len: u32, flags: u16) -> u64 {
@@ -210,39 +238,17 @@ fn next(high: u64) -> u16 {
     (high >> 48) as u16
 }
 
-/// Numbers that are added to the counters before the requests are published.
-#[derive(Default)]
-struct Tally {
-    reads: u64,
-    bytes: u64,
-    bytes_read: u64,
-}
-
-impl Tally {
-    /// Counts an answered request, of which `bytes` bytes were transferred, `read` of them to the
-    /// guest.
-    #[inline(always)]
-    fn count(&mut self, is_read: bool, bytes: u32, read: u32) {
-        self.reads += u64::from(is_read);
-        self.bytes += u64::from(bytes);
-        self.bytes_read += u64::from(read);
-    }
-
-    /// Adds the numbers to the counters, before the requests are published: a reader that sees one
-    /// of them also finds it counted.
-    #[inline(always)]
-    fn add_to(&mut self, stats: &QueueStats, requests: u16) {
-        let requests = u64::from(requests);
-        let Tally {
-            reads,
-            bytes,
-            bytes_read,
-        } = std::mem::take(self);
-        stats.requests.add(requests);
-        stats.io.operations(IoKind::Read).add(reads);
-        stats.io.operations(IoKind::Write).add(requests - reads);
-        stats.io.bytes_read().add(bytes_read);
-        stats.io.bytes_written().add(bytes - bytes_read);
+/// Counts a request, of which `bytes` bytes were transferred, before it is published: a reader that
+/// sees it also finds it counted.
+#[inline(always)]
+fn count(stats: &QueueStats, is_read: bool, bytes: u32) {
+    stats.requests.add(1);
+    if is_read {
+        stats.io.operations(IoKind::Read).add(1);
+        stats.io.bytes_read().add(bytes.into());
+    } else {
+        stats.io.operations(IoKind::Write).add(1);
+        stats.io.bytes_written().add(bytes.into());
     }
 }
 
@@ -270,74 +276,68 @@ impl Run {
         let limit = u32::from(limit).min(self.until_timed.max(1));
         let limit = limit.min(budget.left()) as u16;
         // Requests of the general path are recorded as outstanding, and make a batch of their own.
-        self.used.publish(ring);
-        let mut tally = Tally::default();
-        let (mut answered, mut last) = (0, 0);
-        let (granted, mut units) = (budget.left(), 0);
+        self.used.publish(&entries);
+        let (first_index, mut last) = (self.next, 0);
+        let granted = budget.left();
+        let mut units_left = granted;
         let [first, second] = &mut *self.groups;
         let (mut group, mut upcoming) = (first, second);
         group.copy((self.next, limit), &entries, self.indirect, map);
-        let begins_with_read = group.requests.first().is_some_and(|first| first.is_read);
+        let begins_with_read = group.requests.first().is_some_and(PlainRequest::is_read);
         'groups: while group.count > 0 {
-            let count = group.count as u16;
-            // A copy has at most as many requests as are wanted.
-            let wanted = limit.saturating_sub(answered + count);
-            let next = self.next.wrapping_add(count);
+            let copied = group.count as u16;
+            let next = self.next.wrapping_add(copied);
+            let wanted = limit.saturating_sub(next.wrapping_sub(first_index));
             upcoming.copy((next, wanted), &entries, self.indirect, map);
-            let copied = count + upcoming.count as u16;
-            let has_more = wanted > upcoming.count as u16;
+            for ahead in GROUP as u16..wanted.min(2 * GROUP as u16) {
+                entries.prefetch_chain(next.wrapping_add(ahead));
+            }
             entries.prefetch_used(self.used.next());
-            let mut requests = group.read_headers(map, &disk.limits);
-            let is_complete = requests.len() == usize::from(count);
-            while let Some((request, rest)) = requests.split_first() {
-                requests = rest;
+            let mut requests = group.read_headers(map, &disk.limits).iter();
+            let is_complete = requests.len() == usize::from(copied);
+            while let Some(request) = requests.next() {
                 if disk.prefetches()
-                    && let Some(next) = rest.first()
+                    && let Some(next) = requests.as_slice().first()
                 {
                     disk.prefetch(&next.operation(&disk.limits));
                 }
-                if has_more {
-                    entries.prefetch_chain(self.next.wrapping_add(copied));
-                }
                 let (status, bytes) = match request.execute(map, disk) {
-                    Some(Ok(())) => (BlkStatus::Ok, request.len),
+                    Some(Ok(())) => (BlkStatus::Ok, request.len()),
                     Some(Err(error)) => {
                         let work = request.operation(&disk.limits);
-                        if disk.keeps_failed(&work, error) {
-                            break 'groups;
+                        match refused(work, error, disk, self.index, stats) {
+                            Some(status) => (status, 0),
+                            None => break 'groups,
                         }
-                        let (status, failure) = failed(self.index, work.op, error);
-                        stats.io.failed(failure);
-                        (status, 0)
                     }
                     None => break 'groups,
                 };
                 // The memory may be missing; then the guest does not wait for the status.
                 let _ = map.store8(request.status_at, status as u8);
                 crash::point!("vhost-blk.plain.answered");
-                let read = if request.is_read { bytes } else { 0 };
+                count(stats, request.is_read(), bytes);
+                let read = if request.is_read() { bytes } else { 0 };
                 last = request.head;
                 self.used
                     .post_unrecorded(&entries, last, read.wrapping_add(1));
                 self.next = self.next.wrapping_add(1);
-                tally.count(request.is_read, bytes, read);
-                answered += 1;
                 if self.used.unpublished() >= together {
-                    tally.add_to(stats, self.used.unpublished());
-                    self.used.publish_unrecorded(ring, last);
+                    self.used.publish_unrecorded(&entries, last);
                 }
-                // At most 64 requests of 32-bit lengths: the sum is small.
-                units += 1 + request.len / Budget::BYTES_PER_UNIT as u32;
-                if units >= granted {
+                let units = 1 + request.len() / Budget::BYTES_PER_UNIT as u32;
+                if units >= units_left {
+                    units_left = 0;
                     break 'groups;
                 }
+                units_left -= units;
             }
             if !is_complete {
                 break;
             }
             std::mem::swap(&mut group, &mut upcoming);
         }
-        budget.spend(units);
+        budget.spend(granted - units_left);
+        let answered = self.next.wrapping_sub(first_index);
         if answered > 0 {
             if let Some(at) = timed_at {
                 let kind = if begins_with_read {
@@ -350,9 +350,27 @@ impl Run {
                 stats.io.timed(kind, cycles().saturating_sub(at));
             }
             self.until_timed -= u32::from(answered);
-            tally.add_to(stats, self.used.unpublished());
-            self.used.publish_unrecorded(ring, last);
+            self.used.publish_unrecorded(&entries, last);
         }
         answered
     }
+}
+
+/// Returns the status of a request that the volume has refused, which is then counted as failed;
+/// `None` when the volume's error policy wants to repeat it.
+#[cold]
+#[inline(never)]
+fn refused(
+    work: VolumeOperation,
+    error: IoError,
+    disk: &Disk,
+    queue: u16,
+    stats: &QueueStats,
+) -> Option<BlkStatus> {
+    if disk.keeps_failed(&work, error) {
+        return None;
+    }
+    let (status, failure) = failed(queue, work.op, error);
+    stats.io.failed(failure);
+    Some(status)
 }

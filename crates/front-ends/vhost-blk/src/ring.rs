@@ -1,6 +1,6 @@
 //! The memory of a split virtqueue (virtio 1.2, 2.7): descriptor table, available ring, used ring.
 
-use dma::{Access, Area, DmaError, DmaMap, Fields16, Pairs32, Pairs64};
+use dma::{Access, Area, DmaError, DmaMap, Field16, Fields16, Pairs32, Pairs64};
 
 const DESCRIPTOR_BYTES: usize = 16;
 /// Size in bytes of the fields `flags` and `idx` before the entries of both rings.
@@ -110,6 +110,7 @@ impl Ring {
             descriptors: self.descriptors.pairs64(0, size)?,
             available: self.available.fields16(RING_HEADER, size)?,
             used: self.used.pairs32_mut(RING_HEADER, size)?,
+            used_idx: self.used.field16_mut(IDX)?,
             mask: self.size.wrapping_sub(1),
         })
     }
@@ -168,12 +169,6 @@ impl Ring {
         self.used.load16(IDX)
     }
 
-    /// Publishes the entries of the used ring before `index`.
-    #[inline]
-    pub(crate) fn publish_used(&self, index: u16) {
-        self.used.store16_release(IDX, index);
-    }
-
     /// Asks the driver for a notification when it passes the available index `index` (with
     /// EVENT_IDX).
     #[inline]
@@ -189,12 +184,34 @@ impl Ring {
     }
 }
 
-/// Entries of a contiguous virtqueue: the descriptors, and both rings without their headers.
+/// The used index of a virtqueue.
+pub(crate) trait UsedIndex {
+    /// Publishes the entries of the used ring before `index`.
+    fn publish_used(&self, index: u16);
+}
+
+impl UsedIndex for Ring {
+    #[inline]
+    fn publish_used(&self, index: u16) {
+        self.used.store16_release(IDX, index);
+    }
+}
+
+impl UsedIndex for RingEntries<'_> {
+    #[inline(always)]
+    fn publish_used(&self, index: u16) {
+        self.used_idx.store_release(index);
+    }
+}
+
+/// Entries of a contiguous virtqueue: the descriptors, both rings without their headers, and the
+/// used index.
 #[derive(Clone, Copy)]
 pub(crate) struct RingEntries<'a> {
     descriptors: Pairs64<'a>,
     available: Fields16<'a>,
     used: Pairs32<'a>,
+    used_idx: Field16<'a>,
     mask: u16,
 }
 
@@ -324,6 +341,8 @@ mod tests {
             assert_eq!(head, Some(ring.available_head(index)));
         }
         entries.set_used(6, 2, 0x201);
+        entries.publish_used(0x1234);
+        assert_eq!(ring.used_idx(), 0x1234);
         let mut used = [0; 8];
         memory.read(0x1000 + 4 + 16, &mut used).unwrap();
         assert_eq!(used, [2, 0, 0, 0, 1, 2, 0, 0]);

@@ -2,7 +2,7 @@
 
 use crate::eventfd::Signal;
 use crate::inflight::Tracker;
-use crate::ring::{Ring, RingEntries, need_event};
+use crate::ring::{Ring, RingEntries, UsedIndex, need_event};
 use crate::stats::QueueStats;
 use std::sync::atomic::{Ordering, fence};
 
@@ -94,19 +94,19 @@ impl UsedEntries {
 
     /// Publishes the entries of [`UsedEntries::post_unrecorded`]. `head` is that of one of them.
     #[inline(always)]
-    pub(crate) fn publish_unrecorded(&mut self, ring: &Ring, head: u16) {
+    pub(crate) fn publish_unrecorded(&mut self, entries: &RingEntries<'_>, head: u16) {
         if self.next == self.published {
             return;
         }
         if let Some(tracker) = &mut self.tracker {
             tracker.answer_unrecorded(head, self.published);
         }
-        self.publish(ring);
+        self.publish(entries);
     }
 
     /// Publishes the written entries, which then are no longer outstanding.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, ring: &Ring) {
+    pub(crate) fn publish(&mut self, ring: &impl UsedIndex) {
         if self.next == self.published {
             return;
         }

@@ -177,11 +177,13 @@ impl Inbox {
         let most = self.end.saturating_add(journal.room()).min(self.buf.len());
         let mut fds = Vec::new();
         let room = self.buf.get_mut(self.end..most).unwrap_or_default();
-        let read = socket.look(room, &mut fds)?;
+        let read = socket.look(journal.seen(), room, &mut fds)?;
         let Read::Bytes { len, .. } = read else {
+            journal.take_seen(socket)?;
             return Ok(read);
         };
         if !fds.is_empty() {
+            journal.take_seen(socket)?;
             journal.arrive(len, fds);
             return if journal.is_settled() {
                 self.receive_kept(socket, journal)
@@ -190,7 +192,12 @@ impl Inbox {
             };
         }
         let bytes = self.buf.get(self.end..).and_then(|room| room.get(..len));
-        journal.take(socket, bytes.ok_or(ConnectionError::Truncated)?)?;
+        let bytes = bytes.ok_or(ConnectionError::Truncated)?;
+        if self.is_empty() && are_posted(bytes) {
+            journal.see(socket, bytes)?;
+        } else {
+            journal.take(socket, bytes)?;
+        }
         self.received(len, Vec::new(), Vec::new())?;
         Ok(read)
     }
@@ -346,4 +353,19 @@ impl Inbox {
             self.buf.resize(self.buf.len().saturating_mul(2), 0);
         }
     }
+}
+
+/// Returns whether the bytes are whole messages that request no reply and carry no descriptors.
+fn are_posted(mut bytes: &[u8]) -> bool {
+    while let Ok((header, _)) = Header::read_from_prefix(bytes) {
+        let size = header.message_size as usize;
+        let is_posted = header.flags == flags::COMMAND | flags::NO_REPLY
+            && !header.command.may_carry_fds()
+            && size >= HEADER_SIZE;
+        match bytes.get(size..) {
+            Some(rest) if is_posted => bytes = rest,
+            _ => return false,
+        }
+    }
+    bytes.is_empty()
 }

@@ -55,11 +55,16 @@ fn area_fields_are_accessed_by_index() {
         pairs.prefetch(index);
         stored.prefetch(index);
     }
+    area.field16_mut(62).unwrap().store_release(0xaabb);
     let mut found = [0; 64];
     memory.read(0x100, &mut found).unwrap();
     let changed = [0x44, 0x33, 0x22, 0x11, 0x88, 0x77, 0x66, 0x55];
     assert_eq!(found[12..20], changed);
-    assert_eq!((&found[..12], &found[20..]), (&bytes[..12], &bytes[20..]));
+    assert_eq!(found[62..], [0xbb, 0xaa]);
+    assert_eq!(
+        (&found[..12], &found[20..62]),
+        (&bytes[..12], &bytes[20..62])
+    );
 }
 
 #[test]
@@ -68,16 +73,25 @@ fn invalid_area_fields_are_refused() {
     let map = map(&memory);
     let area = Area::resolve(&map, 0x1_0100, 64, 8, Access::Write).unwrap();
     assert!(area.fields16(1, 1).is_none() && area.pairs64(4, 1).is_none());
-    assert!(area.pairs32_mut(2, 1).is_none(), "misaligned");
+    assert!(
+        area.pairs32_mut(2, 1).is_none() && area.field16_mut(1).is_none(),
+        "misaligned"
+    );
     assert!(area.fields16(4, 31).is_none() && area.pairs64(16, 4).is_none());
-    assert!(area.pairs32_mut(4, 8).is_none(), "too long");
+    assert!(
+        area.pairs32_mut(4, 8).is_none() && area.field16_mut(63).is_none(),
+        "too long"
+    );
     for huge in [usize::MAX, usize::MAX / 8] {
         assert!(area.fields16(0, huge).is_none() && area.pairs64(0, huge).is_none());
         assert!(area.pairs32_mut(0, huge).is_none() && area.fields16(huge, 1).is_none());
     }
     let readable = Area::resolve(&map, 0x1_0100, 64, 8, Access::Read).unwrap();
     assert!(readable.pairs64(0, 4).is_some() && readable.fields16(0, 32).is_some());
-    assert!(readable.pairs32_mut(0, 8).is_none(), "read-only");
+    assert!(
+        readable.pairs32_mut(0, 8).is_none() && readable.field16_mut(0).is_none(),
+        "read-only"
+    );
 }
 
 #[test]

@@ -449,6 +449,43 @@ fn piece_behaves_like_segment_list() {
 }
 
 #[test]
+fn pairs_are_loaded_from_one_window() {
+    let memory = Memory::anonymous(3 * PAGE as usize).unwrap();
+    let mut map = DmaMap::new();
+    // The windows are adjacent, their memory is not.
+    for (iova, offset) in [(PAGE, 2 * PAGE), (2 * PAGE, 0)] {
+        let backing = Some((memory.clone(), offset));
+        map.map(iova, PAGE, backing, Prot::RO).unwrap();
+    }
+    let bytes: Vec<u8> = (0..3 * PAGE).map(|i| (i * 7 + i / 256) as u8).collect();
+    memory.write(0, &bytes).unwrap();
+    for iova in [PAGE, PAGE + 8, 2 * PAGE - 48, 2 * PAGE, 3 * PAGE - 48] {
+        let mut expected = [0; 48];
+        map.read(iova, &mut expected).unwrap();
+        let pairs: [[u64; 2]; 3] = map.load_pairs64(iova).unwrap();
+        assert_eq!(
+            pairs
+                .map(|pair| pair.map(u64::to_le_bytes))
+                .as_flattened()
+                .as_flattened(),
+            expected
+        );
+        assert_eq!(map.load_pairs64(iova), Some([pairs[0]]));
+    }
+    for iova in [
+        PAGE + 4,
+        2 * PAGE - 40,
+        3 * PAGE - 40,
+        3 * PAGE,
+        u64::MAX - 7,
+    ] {
+        assert_eq!(map.load_pairs64::<3>(iova), None, "{iova:#x}");
+    }
+    // A shorter range ends within the window.
+    assert!(map.load_pairs64::<2>(2 * PAGE - 40).is_some());
+}
+
+#[test]
 fn segment_list_for_reading_is_never_written() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut map = DmaMap::new();

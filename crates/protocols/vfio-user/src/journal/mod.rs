@@ -8,7 +8,7 @@
 //! - *Requests.* Bytes are peeked at (`MSG_PEEK`), copied into the session's memory, and then moved
 //!   out of the socket into a pipe that counts them (`splice`). The pipe's level was noted before,
 //!   so the next process knows to the byte how much was taken. Descriptors that arrive with the
-//!   bytes are kept before.
+//!   bytes are kept before. Messages without reply may be handled before they are moved.
 //! - *Replies.* A reply is written into a pipe, and moved from there into the socket (`splice`).
 //!   Bytes in the pipe are unsent; bytes no longer in it are sent. Until the reply is completely in
 //!   the pipe, the next process handles its request again, which is harmless for every request.
@@ -30,6 +30,7 @@ mod witness;
 
 pub use layout::{SESSION, SESSION_VERSION};
 pub(crate) use taking::Arriving;
+use taking::Looks;
 
 use layout::{ABANDONED, CAPABILITIES, CurrentMessage, Phase, SessionWords, Word};
 use receive::ReadError;
@@ -100,13 +101,14 @@ impl Pipe {
         usize::try_from(level).map_err(|_| Errno::OVERFLOW)
     }
 
-    /// Reads and discards all bytes of the pipe.
+    /// Reads and discards all bytes of the pipe. No other process writes into it.
     fn drain(&self) {
         let mut bytes = [0; 4096];
         loop {
             match rustix::io::read(&self.reader, &mut bytes) {
-                Ok(1..) | Err(Errno::INTR) => {}
-                Ok(0) | Err(_) => return,
+                Ok(len) if len == bytes.len() => {}
+                Err(Errno::INTR) => {}
+                Ok(_) | Err(_) => return,
             }
         }
     }
@@ -130,7 +132,12 @@ pub struct Journal {
     begins: Option<(NonZeroU32, Ticket)>,
     /// Stream offset of the first message that is not handled completely.
     place: u64,
+    /// Stream offset of the first byte that was not taken from the socket yet.
     received: u64,
+    /// Stream offset of the first byte that was not copied into the session's memory yet; not less
+    /// than `received`.
+    found: u64,
+    looks: Looks,
     base: u64,
     phase: Phase,
     group: u8,
@@ -194,6 +201,8 @@ impl Journal {
             begins: None,
             place: received,
             received,
+            found: received,
+            looks: Looks::default(),
             base: received,
             phase: Phase::Idle,
             group: 0,
@@ -271,6 +280,7 @@ impl Journal {
         self.words.store(Word::Base, self.received);
         self.words.store(Word::Received, self.received);
         self.place = self.received;
+        self.found = self.received;
         self.base = self.received;
         self.phase = Phase::Idle;
         self.put_hand();
@@ -376,6 +386,9 @@ impl Journal {
         self.replies.drain();
         self.witness = None;
         self.arriving = None;
+        // Bytes that were not taken disappear with the client's socket.
+        self.found = self.received;
+        self.looks = Looks::default();
         let mut ledger = self.ledger.borrow_mut();
         for noted in ledger.noted() {
             if [SENT, REFUSED, DescriptorKind::CLIENT].contains(&noted.kind) {

@@ -6,6 +6,7 @@ use super::layout::{
 use super::replies::WITH_HEAD;
 use super::{Journal, JournalError, JournalSetup, Pipe, REFUSED, SENT, SETTLED};
 use crate::inbox::{FdGroup, Inbox};
+use receive::MAX_SEEN;
 use rustix::io::Errno;
 use state_memory::Descriptor;
 use std::collections::BTreeMap;
@@ -84,11 +85,20 @@ impl Journal {
     fn resume_place(&mut self) -> Result<(), JournalError> {
         let hand = CurrentMessage::of_word(self.words.load(Word::Hand));
         let hand = hand.ok_or(JournalError::Damaged("the message in hand"))?;
+        // Messages without reply may have been handled, and still be in the socket.
+        let handled = hand.place.wrapping_sub(self.received as u32);
         let held = (self.received as u32).wrapping_sub(hand.place);
-        self.place = self.received.wrapping_sub(held.into());
+        self.place = if handled as usize <= MAX_SEEN {
+            self.received.wrapping_add(handled.into())
+        } else if held as usize <= RING_LEN {
+            self.received.wrapping_sub(held.into())
+        } else {
+            return Err(JournalError::Damaged("places in the stream"));
+        };
+        self.found = self.received.max(self.place);
         self.base = self.words.load(Word::Base);
         let from_base = self.place.wrapping_sub(self.base);
-        if held as usize > RING_LEN || from_base > i64::MAX as u64 {
+        if from_base > i64::MAX as u64 {
             return Err(JournalError::Damaged("places in the stream"));
         }
         self.phase = hand.phase;

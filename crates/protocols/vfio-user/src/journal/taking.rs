@@ -1,8 +1,13 @@
 //! Transfer of bytes from the client's socket into the session's memory.
+//!
+//! Posted messages, such as a guest's doorbells, are handled before their bytes are taken from the
+//! socket: one call then takes those of several looks. The next process finds the number of bytes
+//! that were taken, which is less than the offset of the message in hand. The bytes between are
+//! messages that were handled, which it takes from the socket and discards.
 
 use super::layout::{DescriptorRecord, PLACE_BITS, PendingRead, Phase, RING, RING_LEN, Word};
 use super::{Journal, REFUSED, SENT, pipe_error};
-use receive::{ReadError, Socket, kind};
+use receive::{MAX_SEEN, ReadError, Socket, kind};
 use rustix::io::Errno;
 use state_memory::{LedgerError, Ticket};
 use std::num::NonZeroU32;
@@ -11,6 +16,20 @@ use std::os::fd::{AsFd, OwnedFd};
 /// Number of calls after which the counting pipe is emptied. Each call's bytes use one of its
 /// buffers, of which there are normally sixteen.
 const EMPTY_AFTER: u32 = 8;
+
+/// Maximum number of looks whose bytes are taken together.
+const MAX_LOOKS: u8 = 4;
+/// Number of looks whose bytes are taken at once after nothing else came for the bytes of one look.
+const LOOKS_AT_ONCE: u8 = 8;
+
+/// Looks that left their bytes in the socket.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    /// Number of looks since bytes were last taken.
+    count: u8,
+    /// Number of the next looks whose bytes are to be taken at once.
+    at_once: u8,
+}
 
 /// Bytes that were peeked at, with descriptors that the keeper has yet to hold.
 #[derive(Debug)]
@@ -24,8 +43,13 @@ pub(crate) struct Arriving {
 impl Journal {
     /// Returns the number of bytes that the journal can still store.
     pub(crate) fn room(&self) -> usize {
-        let held = self.received.wrapping_sub(self.place);
+        let held = self.found.wrapping_sub(self.place);
         RING_LEN.saturating_sub(usize::try_from(held).unwrap_or(RING_LEN))
+    }
+
+    /// Returns the number of bytes that the journal stores and that are still in the socket.
+    pub(crate) fn seen(&self) -> usize {
+        usize::try_from(self.found.wrapping_sub(self.received)).unwrap_or(0)
     }
 
     /// Sends the descriptors of peeked bytes to the keeper, before the bytes are read.
@@ -119,16 +143,61 @@ impl Journal {
     /// # Errors
     /// [`ReadError`] when the stream cannot be read any more.
     pub(crate) fn take(&mut self, socket: &mut Socket, bytes: &[u8]) -> Result<(), ReadError> {
-        if self.received == self.place && self.phase == Phase::Idle {
+        self.find(bytes)?;
+        self.take_found(socket)
+    }
+
+    /// Copies peeked bytes into the session's memory, and may leave them in the socket. They are
+    /// whole messages without reply.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the stream cannot be read any more.
+    pub(crate) fn see(&mut self, socket: &mut Socket, bytes: &[u8]) -> Result<(), ReadError> {
+        self.find(bytes)?;
+        if self.looks.at_once > 0 {
+            self.looks.at_once -= 1;
+            return self.take_found(socket);
+        }
+        self.looks.count += 1;
+        if self.looks.count >= MAX_LOOKS || self.seen() > MAX_SEEN {
+            return self.take_found(socket);
+        }
+        crash::point!("vfio-user.take.deferred");
+        Ok(())
+    }
+
+    /// Takes bytes of earlier looks, behind which nothing was found that may be handled before.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the stream cannot be read any more.
+    pub(crate) fn take_seen(&mut self, socket: &mut Socket) -> Result<(), ReadError> {
+        if self.looks.count == 1 {
+            self.looks.at_once = LOOKS_AT_ONCE;
+        }
+        self.take_found(socket)
+    }
+
+    /// Adds peeked bytes to the session's memory.
+    fn find(&mut self, bytes: &[u8]) -> Result<(), ReadError> {
+        if self.found == self.place && self.phase == Phase::Idle {
             // The ring restarts at its beginning, so that a session without backlog uses few pages.
-            self.base = self.received;
+            self.base = self.found;
             self.words.store(Word::Base, self.base);
         }
         self.put(bytes).ok_or(pipe_error(Errno::NOMEM))?;
+        self.found = self.found.wrapping_add(bytes.len() as u64);
         crash::point!("vfio-user.take.copied");
-        let mut left = bytes.len();
-        while left > 0 {
-            left -= self.consume(socket, left)?;
+        Ok(())
+    }
+
+    /// Takes all bytes from the socket that the session's memory has.
+    fn take_found(&mut self, socket: &mut Socket) -> Result<(), ReadError> {
+        self.looks.count = 0;
+        if self.seen() == 0 {
+            return Ok(());
+        }
+        while self.seen() > 0 {
+            self.consume(socket, self.seen())?;
         }
         socket.consumed();
         Ok(())
@@ -139,7 +208,7 @@ impl Journal {
         if bytes.len() > self.room() {
             return None;
         }
-        let from = usize::try_from(self.received.wrapping_sub(self.base)).ok()? % RING_LEN;
+        let from = usize::try_from(self.found.wrapping_sub(self.base)).ok()? % RING_LEN;
         let (first, second) = bytes
             .split_at_checked(RING_LEN - from)
             .unwrap_or((bytes, &[]));
@@ -150,7 +219,7 @@ impl Journal {
 
     /// Returns a copy of the received bytes that are not handled yet.
     pub(super) fn get(&self) -> Option<Vec<u8>> {
-        let len = usize::try_from(self.received.wrapping_sub(self.place)).ok()?;
+        let len = usize::try_from(self.found.wrapping_sub(self.place)).ok()?;
         let from = usize::try_from(self.place.wrapping_sub(self.base)).ok()? % RING_LEN;
         let mut bytes = vec![0; len];
         let (first, second) = bytes
@@ -165,8 +234,8 @@ impl Journal {
         Some(bytes)
     }
 
-    /// Reads at most `len` bytes from the socket. Returns their number.
-    fn consume(&mut self, socket: &mut Socket, len: usize) -> Result<usize, ReadError> {
+    /// Moves at most `len` bytes from the socket into the counting pipe.
+    fn consume(&mut self, socket: &mut Socket, len: usize) -> Result<(), ReadError> {
         if self.counted >= EMPTY_AFTER {
             self.empty_counter();
         }
@@ -177,7 +246,7 @@ impl Journal {
                 // The pipe may have used up its buffers.
                 self.words.store(Word::Take, 0);
                 self.empty_counter();
-                return Ok(0);
+                return Ok(());
             }
             moved => moved?,
         };
@@ -194,7 +263,7 @@ impl Journal {
         self.words.store(Word::Received, self.received);
         crash::point!("vfio-user.take.received");
         self.words.store(Word::Take, 0);
-        Ok(moved)
+        Ok(())
     }
 
     fn note_take(&self, len: usize) -> PendingRead {

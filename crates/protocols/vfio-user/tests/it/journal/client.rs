@@ -33,6 +33,9 @@ pub struct Client {
     pub unsent: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     pub next_id: u16,
     pub resets: u32,
+    /// Number of posted writes to the counter, and of those that follow at once.
+    pub counted: u64,
+    pub counts: u64,
     pub answered: u32,
     /// A part of a message.
     pub header: Option<(Header, Vec<OwnedFd>)>,
@@ -50,6 +53,8 @@ impl Client {
             unsent: VecDeque::new(),
             next_id: 1,
             resets: 0,
+            counted: 0,
+            counts: 0,
             answered: 0,
             header: None,
             body: Vec::new(),
@@ -92,7 +97,16 @@ impl Client {
     pub fn post(&mut self, random: &mut Random) {
         let id = self.next_id;
         let offset = random.below(0x3f00);
-        match random.below(16) {
+        if self.counts > 0 {
+            self.counts -= 1;
+            self.counted += 1;
+            let data = self.counted.to_le_bytes();
+            self.bar[COUNTER as usize..][..8].copy_from_slice(&data);
+            let bytes = region_write(id, wire::flags::NO_REPLY, BAR0, COUNTER, &data);
+            return self.ask(bytes, Vec::new(), None, None);
+        }
+        match random.below(17) {
+            16 => self.counts = 1 + random.below(12),
             0..=4 => {
                 let data: Vec<u8> = (0..1 + random.below(64))
                     .map(|_| random.next() as u8)

@@ -25,6 +25,8 @@ pub const BAR2: u32 = 2;
 /// Bytes of the files that are mapped.
 pub const PAGE_SIZE: u64 = 0x4000;
 pub const BUFFER_SIZE: u64 = 0x8000;
+/// Offset in BAR 0 of a counter that a client increments by posted writes, in order.
+pub const COUNTER: u64 = 0x3f80;
 pub const MSIX: u32 = 2;
 pub const VECTORS: u32 = 33;
 /// Requests under way.
@@ -162,6 +164,12 @@ impl Device for Disk {
         data: &[u8],
     ) -> Result<OperationOutcome, Errno> {
         let to = offset as usize;
+        if offset == COUNTER {
+            // A write may be handled again, and none before it.
+            let count = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+            let (before, now) = (count(&self.bar[to..to + 8]), count(data));
+            assert!(now == before || now == before + 1, "{now} after {before}");
+        }
         self.bar[to..to + data.len()].copy_from_slice(data);
         Ok(match offset {
             0 => self.outcome(),
