@@ -372,17 +372,10 @@ fn controller_kind(within: Arc<InnerVolumes>) -> VolumeKind<DeviceNamespace> {
 fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<DeviceNamespace> {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     let namespace = NamespaceConfig {
-        nsid: 1,
-        block_size: volume.info().block_size.max(512),
         read_only: volume.info().read_only,
         nguid: [1; 16],
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
         eui64: [1; 8],
-        uuid: [0; 16],
-        volume,
+        ..NamespaceConfig::new(1, volume)
     };
     let io = Io::new(IoOptions::default());
     let config = ControllerConfig {
