@@ -124,6 +124,10 @@ struct State {
     volatile: Vec<Volatile>,
     rules: Vec<Rule>,
     held: Vec<HeldRequest>,
+    /// Messages that are held before they are parsed: all, or those of one opcode.
+    silence: Option<Option<u32>>,
+    /// Messages of the kernel that came during the silence.
+    messages: Vec<Vec<u8>>,
     log: Log,
     /// Whether the power is off, so that every request fails.
     off: bool,
@@ -267,12 +271,25 @@ impl SharedDisk {
     }
 }
 
+#[derive(Clone)]
 struct Server {
     shared: Arc<SharedDisk>,
     sender: Sender,
 }
 
 impl RequestHandler for Server {
+    fn accepts(&mut self, opcode: u32, message: &[u8]) -> bool {
+        let mut state = self.shared.lock();
+        let is_held = state
+            .silence
+            .is_some_and(|only| only.is_none_or(|only| only == opcode));
+        if is_held {
+            state.messages.push(message.to_vec());
+            self.shared.held.notify_all();
+        }
+        !is_held
+    }
+
     fn serve(&mut self, request: &Request<'_>) -> Answer {
         if request.node != Node::file(0) {
             return Answer::Error(ENOENT);
@@ -395,6 +412,7 @@ fn short(state: &mut State, todo: PendingOperation) -> Answer {
 /// durable at once if the write asks for it.
 pub struct Disk {
     shared: Arc<SharedDisk>,
+    server: Server,
     mount: Arc<Mount>,
     thread: Option<JoinHandle<()>>,
 }
@@ -408,15 +426,16 @@ impl Disk {
         state.current = vec![0; size];
         state.durable = vec![0; size];
         drop(state);
-        let mut server = Server {
+        let server = Server {
             shared: shared.clone(),
             sender: mount.sender(),
         };
-        let serving = mount.clone();
+        let (serving, mut serves) = (mount.clone(), server.clone());
         let thread = std::thread::Builder::new().name("fuse-disk".into());
-        let thread = thread.spawn(move || serving.serve(&mut server))?;
+        let thread = thread.spawn(move || serving.serve(&mut serves))?;
         Ok(Self {
             shared,
+            server,
             mount,
             thread: Some(thread),
         })
@@ -444,11 +463,20 @@ impl Disk {
         self.shared.lock().rules.clear();
     }
 
-    /// Waits until `count` requests are held; returns `false` if that takes longer than `limit`.
+    /// Holds all messages of the kernel from now on, or those with one opcode ([`op`]), lookups and
+    /// closes included. A process that waits for an answer cannot be killed.
+    ///
+    /// [`op`]: crate::op
+    pub fn silence(&self, opcode: Option<u32>) {
+        self.shared.lock().silence = Some(opcode);
+    }
+
+    /// Waits until `count` requests or messages are held; returns `false` if that takes longer than
+    /// `limit`.
     pub fn wait_held(&self, count: usize, limit: Duration) -> bool {
         let began = Instant::now();
         let mut state = self.shared.lock();
-        while state.held.len() < count {
+        while state.held.len() + state.messages.len() < count {
             let left = limit.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return false;
@@ -458,14 +486,22 @@ impl Disk {
         true
     }
 
-    /// Executes and answers the held requests in their order; returns their number.
+    /// Executes and answers the held requests in their order, then the held messages, and ends a
+    /// silence; returns their number.
     pub fn release(&self) -> usize {
         let mut state = self.shared.lock();
         let held = std::mem::take(&mut state.held);
-        let count = held.len();
+        let messages = std::mem::take(&mut state.messages);
+        state.silence = None;
+        let count = held.len() + messages.len();
         for HeldRequest { id, todo } in held {
             let answer = state.carry_out(&todo);
-            self.mount.sender().answer(id, answer);
+            self.server.sender.answer(id, answer);
+        }
+        drop(state);
+        let mut server = self.server.clone();
+        for message in messages {
+            self.mount.process(&mut server, &message);
         }
         count
     }
@@ -485,7 +521,7 @@ impl Disk {
     /// Cuts the power: a random part of the volatile data is lost, sector by sector, and held
     /// requests are never executed. Until [`Disk::power_on`] every request fails.
     pub fn cut(&self, random: &mut Random) -> Cut {
-        self.shared.lock().lose(random, &self.mount.sender())
+        self.shared.lock().lose(random, &self.server.sender)
     }
 
     /// Cuts the power, as [`Disk::cut`] does, after `requests` more requests: between two of them,

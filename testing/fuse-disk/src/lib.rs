@@ -24,6 +24,6 @@ mod mount;
 mod random;
 
 pub use disk::{Cut, Disk, Fault, Log, RequestKind, SECTOR};
-pub use message::{Answer, Errno, Node, Operation, Request};
+pub use message::{Answer, Errno, Node, Operation, Request, op};
 pub use mount::{Mount, RequestHandler, Sender};
 pub use random::Random;

@@ -16,19 +16,26 @@ pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
 const O_SYNC: u32 = 0o4_010_000;
 const O_DSYNC: u32 = 0o10_000;
 
-/// Opcodes.
-mod op {
-    pub(super) const LOOKUP: u32 = 1;
+/// Opcodes of the kernel's messages. A test names those that it holds ([`Disk::silence`]).
+///
+/// [`Disk::silence`]: crate::Disk::silence
+pub mod op {
+    /// Lookup of a name in a directory.
+    pub const LOOKUP: u32 = 1;
     pub(super) const FORGET: u32 = 2;
-    pub(super) const GETATTR: u32 = 3;
+    /// Query of a file's attributes.
+    pub const GETATTR: u32 = 3;
     pub(super) const SETATTR: u32 = 4;
-    pub(super) const OPEN: u32 = 14;
+    /// Opening of a file.
+    pub const OPEN: u32 = 14;
     pub(super) const READ: u32 = 15;
     pub(super) const WRITE: u32 = 16;
     pub(super) const STATFS: u32 = 17;
     pub(super) const RELEASE: u32 = 18;
-    pub(super) const FSYNC: u32 = 20;
-    pub(super) const FLUSH: u32 = 25;
+    /// An fsync.
+    pub const FSYNC: u32 = 20;
+    /// Closing of a file descriptor.
+    pub const FLUSH: u32 = 25;
     pub(super) const INIT: u32 = 26;
     pub(super) const OPENDIR: u32 = 27;
     pub(super) const READDIR: u32 = 28;
@@ -115,6 +122,8 @@ pub enum Answer {
     Short(u32),
     /// Length of the file in bytes, in answer to a query.
     Size(u64),
+    /// Length of the file, whose data the kernel may cache and map into memory.
+    Cached(u64),
     /// The operation has failed with this error.
     Error(Errno),
     /// Deferred: [`Sender::answer`](crate::Sender::answer) answers later, or never.
@@ -148,6 +157,11 @@ pub(crate) enum Form {
     Empty,
 }
 
+/// Returns the opcode of a message of the kernel.
+pub(crate) fn opcode(message: &[u8]) -> u32 {
+    word(message, 4)
+}
+
 fn word(bytes: &[u8], at: usize) -> u32 {
     let bytes = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
     bytes.map_or(0, u32::from_ne_bytes)
@@ -160,7 +174,7 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 
 /// Parses a message of the kernel.
 pub(crate) fn parse(message: &[u8]) -> Dispatch<'_> {
-    let (opcode, id, node) = (word(message, 4), long(message, 8), long(message, 16));
+    let (opcode, id, node) = (opcode(message), long(message, 8), long(message, 16));
     let body = message.get(HEADER..).unwrap_or_default();
     let node = Node(node);
     let server = |node, operation, form| {
@@ -236,18 +250,19 @@ pub(crate) fn parse(message: &[u8]) -> Dispatch<'_> {
 
 /// Encodes a server's answer; `None` for a deferred one.
 pub(crate) fn answer(id: u64, form: Form, answer: Answer) -> Option<Vec<u8>> {
+    // Requests go to the server as they are made, several at a time, unless the file is cached.
+    const DIRECT_IO: u32 = 1;
+    const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    let (answer, flags) = match answer {
+        Answer::Cached(size) => (Answer::Size(size), 0),
+        other => (other, DIRECT_IO | PARALLEL_DIRECT_WRITES),
+    };
     let body = match (form, answer) {
         (_, Answer::Later) => return None,
         (_, Answer::Error(errno)) => Err(errno),
         (Form::Entry(node), Answer::Size(size)) => Ok(entry_out(node, size)),
         (Form::Attributes(node), Answer::Size(size)) => Ok(attributes_out(node, size)),
-        (Form::Open, Answer::Size(_)) => {
-            // Requests go to the server as they are made, several at a time.
-            const DIRECT_IO: u32 = 1;
-            const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
-            let flags = DIRECT_IO | PARALLEL_DIRECT_WRITES;
-            Ok([0, 0, flags, 0].map(u32::to_ne_bytes).concat())
-        }
+        (Form::Open, Answer::Size(_)) => Ok([0, 0, flags, 0].map(u32::to_ne_bytes).concat()),
         (Form::Data, Answer::Data(data)) => Ok(data),
         (Form::Write(len), Answer::Done) => Ok([len, 0].map(u32::to_ne_bytes).concat()),
         (Form::Write(_), Answer::Short(len)) => Ok([len, 0].map(u32::to_ne_bytes).concat()),

@@ -1,6 +1,6 @@
 //! A file system that is mounted, and the way of its messages.
 
-use crate::message::{Answer, Dispatch, Form, Request, answer, parse};
+use crate::message::{Answer, Dispatch, Form, Request, answer, opcode, parse};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -18,6 +18,12 @@ const MESSAGE: usize = (1 << 20) + 0x1000;
 pub trait RequestHandler {
     /// Answers one.
     fn serve(&mut self, request: &Request<'_>) -> Answer;
+
+    /// Returns whether a message with this opcode is processed now. Any other message is never
+    /// answered, unless it is kept and passed to [`Mount::process`] later.
+    fn accepts(&mut self, _opcode: u32, _message: &[u8]) -> bool {
+        true
+    }
 }
 
 /// Sends the answers that a [`RequestHandler`] has deferred, from any thread.
@@ -112,7 +118,16 @@ impl Mount {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             Err(error) => return Err(error),
         };
-        match parse(message.get(..len).unwrap_or_default()) {
+        let message = message.get(..len).unwrap_or_default();
+        if server.accepts(opcode(message), message) {
+            self.process(server, message);
+        }
+        Ok(())
+    }
+
+    /// Processes a message of the kernel, and answers it unless `server` defers that.
+    pub fn process(&self, server: &mut impl RequestHandler, message: &[u8]) {
+        match parse(message) {
             Dispatch::Nothing => {}
             Dispatch::Here(reply) => drop((&*self.sender.device).write(&reply)),
             Dispatch::Server(request, form) => {
@@ -125,7 +140,6 @@ impl Mount {
                 }
             }
         }
-        Ok(())
     }
 
     /// Aborts the connection: all pending and later requests fail.

@@ -33,3 +33,23 @@ impl Chance {
         data
     }
 }
+
+/// Runs a target on 20,000 inputs: files of the corpus `name` with up to three changed bytes.
+#[cfg(test)]
+pub fn run_mutated(name: &str, target: fn(&[u8])) {
+    let corpus = format!("{}/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
+    let entries = std::fs::read_dir(corpus).unwrap();
+    let seeds: Vec<Vec<u8>> = entries
+        .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
+        .collect();
+    let mut chance = Chance::new();
+    let mut below = |bound: usize| chance.next() as usize % bound;
+    for _ in 0..20_000 {
+        let mut input = seeds[below(seeds.len())].clone();
+        for _ in 0..=below(3) {
+            let at = below(input.len());
+            input[at] = below(256) as u8;
+        }
+        target(&input);
+    }
+}

@@ -203,17 +203,10 @@ impl World {
         let faults = faulty.faults();
         let plain: Arc<dyn Volume> = Arc::new(MemVolume::new(128 << 10).ok()?);
         let namespace = |nsid, volume, block_size| NamespaceConfig {
-            nsid,
-            volume,
             block_size,
             read_only: nsid == 4,
             nguid: [1; 16],
-            zones: None,
-            placement: None,
-            metadata: None,
-            formats: None,
-            eui64: [0; 8],
-            uuid: [0; 16],
+            ..NamespaceConfig::new(nsid, volume)
         };
         let io = Io::new(IoOptions::default());
         let pool = (setup & 32 != 0 && !direct).then(Arc::<Pool>::default);

@@ -11,7 +11,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use controller::{ControllerConfig, NamespaceConfig};
 use dhchap::{Names, Random, Secret, Secrets};
@@ -27,8 +27,8 @@ use nvme::sgl::SglDescriptor;
 use nvme::{Command, Completion};
 use nvme_tcp::{ConnectionLimits, Host, Writer, digest};
 use rustix::net::{SendFlags, send};
-use volume::{Budget, Io, IoOptions, MemVolume};
-use worker::{ConnectRate, Frontend, Handle, Options, Worker};
+use volume::{Io, IoOptions, MemVolume};
+use worker::{ConnectRate, Handle, Options, Worker};
 use zerocopy::{FromZeros, IntoBytes};
 
 const NQN: &str = "nqn.2014-08.org.vnvme:fuzz";
@@ -46,64 +46,7 @@ enum Front {
     Association(Box<Association>),
 }
 
-macro_rules! each {
-    ($front:expr, $of:ident => $call:expr) => {
-        match $front {
-            Front::Door($of) => $call,
-            Front::Association($of) => $call,
-        }
-    };
-}
-
-impl Frontend for Front {
-    type Error = Infallible;
-
-    fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
-        each!(self, front => front.poll(now, budget))
-    }
-    fn complete(&mut self, completion: volume::Completion) {
-        each!(self, front => front.complete(completion));
-    }
-    fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
-        each!(self, front => front.poll_volumes(out));
-    }
-    fn finish_round(&mut self) -> bool {
-        each!(self, front => front.finish_round())
-    }
-    fn has_news(&self) -> bool {
-        each!(self, front => front.has_news())
-    }
-    fn in_flight(&self) -> usize {
-        each!(self, front => front.in_flight())
-    }
-    fn must_poll(&self) -> bool {
-        each!(self, front => front.must_poll())
-    }
-    fn arm(&mut self) -> bool {
-        each!(self, front => front.arm())
-    }
-    fn deadline(&self) -> Option<Instant> {
-        each!(self, front => front.deadline())
-    }
-    fn drain_messages(&mut self) -> bool {
-        each!(self, front => front.drain_messages())
-    }
-    fn housekeeping(&mut self, now: Instant) {
-        each!(self, front => front.housekeeping(now));
-    }
-    fn ready(&mut self, token: u32) {
-        each!(self, front => front.ready(token));
-    }
-    fn flush(&mut self) {
-        each!(self, front => front.flush());
-    }
-    fn is_drained(&self) -> bool {
-        each!(self, front => front.is_drained())
-    }
-    fn has_ended(&self) -> bool {
-        each!(self, front => front.has_ended())
-    }
-}
+worker::frontend_enum! { Front, Infallible: Door, Association }
 
 /// A connection's other end.
 struct Link {
@@ -191,17 +134,10 @@ impl Bench {
         let listener = UnixListener::bind_addr(&address).unwrap();
         listener.set_nonblocking(true).unwrap();
         let namespace = NamespaceConfig {
-            nsid: 1,
             block_size: 512,
-            volume: Arc::new(MemVolume::new(0x1_0000).unwrap()),
-            read_only: false,
             nguid: [1; 16],
-            zones: None,
-            placement: None,
-            metadata: None,
-            formats: None,
             eui64: [1; 8],
-            uuid: [0; 16],
+            ..NamespaceConfig::new(1, Arc::new(MemVolume::new(0x1_0000).unwrap()))
         };
         let target = Target::new(TargetConfig {
             nqn: NQN.into(),

@@ -133,13 +133,12 @@ fn volume(disk: &[u8]) -> Option<MemVolume> {
     let mut data = Buffer::new(disk.len());
     data.copy_from_slice(disk);
     let io = Io::new(IoOptions::default());
-    let written = volume.open(&io).ok()?.submit(Request {
-        tag: 0,
-        op: Op::Write { fua: false },
-        offset: 0,
-        len: disk.len() as u64,
-        data: SegmentList::owned(data),
-    });
+    let written = volume.open(&io).ok()?.submit(Request::transfer(
+        0,
+        Op::Write { fua: false },
+        0,
+        SegmentList::owned(data),
+    ));
     written?.result.ok()?;
     Some(volume)
 }

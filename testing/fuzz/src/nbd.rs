@@ -121,26 +121,8 @@ fn take(requests: &mut InFlight<Vec<bool>>, cookie: u64, at: u32, len: u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::nbd;
-    use crate::chance::Chance;
-
-    /// Good beginnings, with some bytes changed.
     #[test]
     fn mutated_streams_cause_no_panic() {
-        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/nbd");
-        let entries = std::fs::read_dir(corpus).unwrap();
-        let seeds: Vec<Vec<u8>> = entries
-            .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
-            .collect();
-        let mut chance = Chance::new();
-        let mut below = |bound: usize| chance.next() as usize % bound;
-        for _ in 0..20_000 {
-            let mut input = seeds[below(seeds.len())].clone();
-            for _ in 0..=below(3) {
-                let at = below(input.len());
-                input[at] = below(256) as u8;
-            }
-            nbd(&input);
-        }
+        crate::chance::run_mutated("nbd", super::nbd);
     }
 }

@@ -198,26 +198,8 @@ fn requests(limits: &ConnectionLimits, piece: usize, input: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::nvme_tcp;
-    use crate::chance::Chance;
-
-    /// Good beginnings, with some bytes changed.
     #[test]
     fn mutated_streams_cause_no_panic() {
-        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/nvme_tcp");
-        let entries = std::fs::read_dir(corpus).unwrap();
-        let seeds: Vec<Vec<u8>> = entries
-            .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
-            .collect();
-        let mut chance = Chance::new();
-        let mut below = |bound: usize| chance.next() as usize % bound;
-        for _ in 0..20_000 {
-            let mut input = seeds[below(seeds.len())].clone();
-            for _ in 0..=below(3) {
-                let at = below(input.len());
-                input[at] = below(256) as u8;
-            }
-            nvme_tcp(&input);
-        }
+        crate::chance::run_mutated("nvme_tcp", super::nvme_tcp);
     }
 }

@@ -111,17 +111,9 @@ fn namespaces(hold: bool) -> Option<Vec<NamespaceConfig>> {
             .add(Fault::always(OpKind::Write, Effect::Hold));
     }
     let namespace = |nsid, volume| NamespaceConfig {
-        nsid,
-        volume,
         block_size: 512,
-        read_only: false,
         nguid: [1; 16],
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
-        eui64: [0; 8],
-        uuid: [0; 16],
+        ..NamespaceConfig::new(nsid, volume)
     };
     Some(vec![
         namespace(1, Arc::new(volume) as _),

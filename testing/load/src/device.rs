@@ -49,17 +49,11 @@ impl Local {
             ..ControllerConfig::default()
         };
         let namespace = NamespaceConfig {
-            nsid: 1,
             block_size: self.block_size(),
             read_only: self.volume.info().read_only,
             nguid: [1; 16],
-            zones: None,
-            placement: None,
-            metadata: None,
-            formats: None,
             eui64: [1; 8],
-            uuid: [0; 16],
-            volume: self.volume.clone(),
+            ..NamespaceConfig::new(1, self.volume.clone())
         };
         let controller = Controller::new(0, config, vec![namespace], &io)?;
         Ok(Host::new(controller, io)?)

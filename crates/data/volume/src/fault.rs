@@ -3,8 +3,8 @@
 //! Tests insert it below the layer under test, which then sees the behaviour of a failing disk.
 
 use crate::{
-    AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind,
-    Op, OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
+    AtomicWrites, Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState,
+    Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 use dma::{SegmentList, View};
 use std::ops::Range;
@@ -301,6 +301,7 @@ impl VolumeQueue for FaultQueue {
     }
 }
 
+/// Copies use reads and writes, which faults can affect.
 impl FastPath for FaultQueue {
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         self.submit(Request::transfer(tag, op, offset, data))
@@ -325,15 +326,6 @@ impl FastPath for FaultQueue {
 
     fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
         self.queue.prefetch(op, offset, len);
-    }
-
-    /// Returns `None`, so that copies use reads and writes, which faults can affect.
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
     }
 }
 

@@ -158,7 +158,7 @@ pub use null::{NullOptions, NullVolume};
 pub use on_error::{ErrorAction, OnError, OnErrorHandle, OnErrorStatus, OnErrorVolume, RETRY_FOR};
 pub use request::{Completion, Op, Request};
 pub use slice::SliceVolume;
-pub use traits::{FastPath, OpenQueue, QueueState, Volume, VolumeQueue};
+pub use traits::{FastPath, OpenQueue, QueueState, RangeCopy, Volume, VolumeQueue};
 pub use url::{
     BareVolume, Extras, MemoryPlace, OpenError, OpenKind, OpenOptions, OpenedUrl,
     Options as UrlOptions, READ_ONLY, Registry, Scheme, UrlOption, VolumeKind, VolumeUrl,

@@ -2,8 +2,8 @@
 
 use crate::request::check_range;
 use crate::{
-    Completion, CopyRequest, CopySource, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind,
-    Op, OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
+    Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState,
+    Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 use dma::{SegmentList, View};
 use std::collections::VecDeque;
@@ -290,12 +290,4 @@ impl FastPath for NullQueue {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
-
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
-    }
 }

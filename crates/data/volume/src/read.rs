@@ -56,13 +56,7 @@ impl Queue {
     }
 
     fn read(&mut self, offset: u64, buffer: Buffer) -> Result<Vec<u8>, IoError> {
-        let request = Request {
-            tag: 0,
-            op: Op::Read,
-            offset,
-            len: buffer.len() as u64,
-            data: SegmentList::owned(buffer),
-        };
+        let request = Request::transfer(0, Op::Read, offset, SegmentList::owned(buffer));
         let mut done = self.queue.submit(request);
         while done.is_none() {
             self.io.flush();

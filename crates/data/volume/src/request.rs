@@ -73,6 +73,24 @@ impl Request {
         }
     }
 
+    /// Creates a request on `len` bytes at byte `offset` that transfers no data.
+    #[inline]
+    pub fn without_data(tag: u64, op: Op, offset: u64, len: u64) -> Self {
+        Self {
+            tag,
+            op,
+            offset,
+            len,
+            data: SegmentList::new(),
+        }
+    }
+
+    /// Creates a flush.
+    #[inline]
+    pub fn flush(tag: u64) -> Self {
+        Self::without_data(tag, Op::Flush, 0, 0)
+    }
+
     /// Returns the completion of the request with this result.
     pub fn complete(self, result: Result<(), IoError>) -> Completion {
         Completion {

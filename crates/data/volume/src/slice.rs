@@ -2,7 +2,7 @@
 
 use crate::{
     AtomicWrites, Completion, CopyRequest, CopySource, Extent, FastPath, Info, Io, IoError,
-    IoErrorKind, Op, OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue,
+    IoErrorKind, Op, OpenQueue, QueueState, RangeCopy, Request, Volume, VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
 use std::sync::Arc;
@@ -188,15 +188,19 @@ impl FastPath for SliceQueue {
         }
     }
 
+    fn range_copy(&mut self) -> Option<&mut dyn RangeCopy> {
+        self.whole.range_copy().is_some().then_some(self)
+    }
+}
+
+impl RangeCopy for SliceQueue {
     fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
         let offset = self.place(offset, len).ok()?;
         self.whole.copy_source(offset, len)
     }
 
     fn copy(&mut self, copy: CopyRequest) -> bool {
-        match self.place(copy.offset, copy.source.len_bytes()) {
-            Ok(offset) => self.whole.copy(CopyRequest { offset, ..copy }),
-            Err(_) => false,
-        }
+        let place = self.place(copy.offset, copy.source.len_bytes());
+        place.is_ok_and(|offset| self.whole.copy(CopyRequest { offset, ..copy }))
     }
 }

@@ -215,9 +215,17 @@ pub trait FastPath: VolumeQueue {
     /// speed.
     fn prefetch(&mut self, op: Op, offset: u64, len: u64);
 
-    /// A range of the volume, for [`FastPath::copy`] of this or another queue of the same worker.
-    /// `None`: it does not lie in a file that takes part in such copies, or there is something to
-    /// be done for each of its reads, and it is to be read.
+    /// Copies by the file system. `None`, which is the default: data is to be copied by reads and
+    /// writes, because the volume is no file, or something is to be done for each request.
+    fn range_copy(&mut self) -> Option<&mut dyn RangeCopy> {
+        None
+    }
+}
+
+/// Copies by the file system, for the queue of a volume in a file.
+pub trait RangeCopy {
+    /// A range of the volume, for [`RangeCopy::copy`] of this or another queue of the same worker.
+    /// `None`: it does not lie in a file that takes part in such copies, and it is to be read.
     fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource>;
 
     /// Has the file system copy, without reads and writes. `false`: not to this volume, or not from
@@ -344,6 +352,17 @@ impl OpenQueue {
         }
     }
 
+    /// Returns a source for a copy by the file system ([`RangeCopy::copy_source`]), if any.
+    pub fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
+        self.queue.range_copy()?.copy_source(offset, len)
+    }
+
+    /// Starts a copy by the file system ([`RangeCopy::copy`]); returns whether it was started.
+    pub fn copy(&mut self, copy: CopyRequest) -> bool {
+        let files = self.queue.range_copy();
+        files.is_some_and(|files| files.copy(copy))
+    }
+
     /// Whether [`OpenQueue::failed`] would keep a request. For errors of [`FastPath::try_now`],
     /// after which there is no request: a request is to be submitted instead. Otherwise the failure
     /// is counted, and the error is to be reported to the client.
@@ -440,12 +459,4 @@ impl<Q: VolumeQueue> FastPath for NoFastPath<Q> {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
-
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
-    }
 }

@@ -12,8 +12,8 @@ use volume::{Budget, Completion, PinPace};
 /// messages. The worker reads the time after each call, so that a flood at one front-end does not
 /// starve another.
 ///
-/// A program with several kinds of front-end makes an enum of them and implements the trait by a
-/// `match`. No call on a command's path is virtual then.
+/// A program with several kinds of front-end makes an enum of them
+/// ([`frontend_enum!`](crate::frontend_enum)). No call on a command's path is virtual then.
 pub trait Frontend {
     /// Error with which closing the front-end can fail ([`Frontend::close`]).
     type Error: std::error::Error + 'static;
@@ -146,4 +146,92 @@ pub trait Frontend {
     fn has_ended(&self) -> bool {
         false
     }
+}
+
+/// Implements [`Frontend`] for an enum, each of whose variants contains one front-end: every call
+/// is a `match`. An error of a front-end's end is converted into the enum's error.
+///
+/// ```
+/// # struct Disk;
+/// # struct Listener;
+/// # use std::{convert::Infallible, time::Instant};
+/// # use volume::{Budget, Completion};
+/// # macro_rules! front { ($name:ident) => {
+/// #     impl worker::Frontend for $name {
+/// #         type Error = Infallible;
+/// #         fn poll(&mut self, _: Instant, _: &mut Budget) -> bool { false }
+/// #         fn complete(&mut self, _: Completion) {}
+/// #         fn in_flight(&self) -> usize { 0 }
+/// #         fn arm(&mut self) -> bool { false }
+/// #         fn flush(&mut self) {}
+/// #         fn is_drained(&self) -> bool { true }
+/// #     }
+/// # } }
+/// # front!(Disk);
+/// # front!(Listener);
+/// enum Front {
+///     Disk(Disk),
+///     Listener(Listener),
+/// }
+/// worker::frontend_enum! { Front, Infallible: Disk, Listener }
+/// ```
+#[macro_export]
+macro_rules! frontend_enum {
+    ($name:ty, $error:ty: $($variant:ident),+ $(,)?) => {
+        impl $crate::Frontend for $name {
+            type Error = $error;
+
+            fn close(&mut self) -> Result<(), Self::Error> {
+                match self {
+                    $(Self::$variant(front) => Ok(front.close()?),)+
+                }
+            }
+
+            $crate::frontend_enum! { @each [$($variant)+] self (&mut self)
+                poll(now: std::time::Instant, budget: &mut ::volume::Budget) -> bool;
+                complete(completion: ::volume::Completion) -> ();
+                poll_volumes(out: &mut Vec<::volume::Completion>) -> ();
+                finish_round() -> bool;
+                arm() -> bool;
+                recheck() -> bool;
+                drain_messages() -> bool;
+                update_volumes() -> ();
+                housekeeping(now: std::time::Instant) -> ();
+                pin(pace: &mut ::volume::PinPace) -> ();
+                ready(token: u32) -> ();
+                read_on() -> ();
+                flush() -> ();
+            }
+            $crate::frontend_enum! { @each [$($variant)+] self (&self)
+                has_news() -> bool;
+                in_flight() -> usize;
+                must_poll() -> bool;
+                keeps_window() -> bool;
+                has_more() -> bool;
+                is_trapped() -> bool;
+                needs_recheck() -> bool;
+                deadline() -> Option<std::time::Instant>;
+                is_pinning() -> bool;
+                is_drained() -> bool;
+                has_ended() -> bool;
+            }
+        }
+    };
+    (@each $variants:tt $this:tt $receiver:tt $($method:ident $arguments:tt -> $result:ty;)+) => {
+        $($crate::frontend_enum! { @one $variants $this $receiver $method $arguments $result })+
+    };
+    (
+        @one $variants:tt $this:tt ($($receiver:tt)+) $method:ident
+        ($($argument:ident: $type:ty),*) $result:ty
+    ) => {
+        #[inline]
+        fn $method($($receiver)+, $($argument: $type),*) -> $result {
+            $crate::frontend_enum!(@match $variants $this $method ($($argument),*))
+        }
+    };
+    (@match [$($variant:ident)+] $this:tt $method:ident $arguments:tt) => {
+        match $this {
+            $(Self::$variant(front) => front.$method $arguments,)+
+        }
+    };
 }

@@ -227,17 +227,10 @@ pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
     };
     let volume = MemVolume::new(size).map_err(|error| failed(&error))?;
     let namespace = NamespaceConfig {
-        nsid: 1,
-        volume: Arc::new(volume),
         block_size: 512,
-        read_only: false,
         nguid: [1; 16],
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
         eui64: [1; 8],
-        uuid: [0; 16],
+        ..NamespaceConfig::new(1, Arc::new(volume))
     };
     let io = Io::new(IoOptions::default());
     let config = ControllerConfig::default();

@@ -24,17 +24,10 @@ fn host(idle_window: IdleWindow) -> Host {
         ..NullOptions::default()
     };
     let namespace = NamespaceConfig {
-        nsid: 1,
-        volume: Arc::new(NullVolume::new(null).unwrap()),
         block_size: 512,
-        read_only: false,
         nguid: [1; 16],
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
         eui64: [1; 8],
-        uuid: [0; 16],
+        ..NamespaceConfig::new(1, Arc::new(NullVolume::new(null).unwrap()))
     };
     let io = Io::new(IoOptions::default());
     let config = ControllerConfig::default();

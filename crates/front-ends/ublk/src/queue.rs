@@ -180,13 +180,7 @@ impl Queue {
             return;
         }
         self.end = QueuePhase::Flushing;
-        let request = Request {
-            tag: u64::from(self.owner) << 48 | FLUSH_TAG,
-            op: Op::Flush,
-            offset: 0,
-            len: 0,
-            data: SegmentList::new(),
-        };
+        let request = Request::flush(u64::from(self.owner) << 48 | FLUSH_TAG);
         match self.volume.submit(request) {
             Some(completion) => self.flushed(&completion),
             None => self.in_flight += 1,

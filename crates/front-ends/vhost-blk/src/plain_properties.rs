@@ -14,8 +14,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use volume::{
-    Budget, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoOptions, MemVolume,
-    Op, OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue,
+    Budget, Completion, FastPath, Info, Io, IoError, IoOptions, MemVolume, Op, OpenQueue,
+    QueueState, Request, Volume, VolumeError, VolumeQueue,
 };
 
 const SIZE: u16 = 256;
@@ -529,14 +529,6 @@ impl FastPath for HookedQueue {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
-
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
-    }
 }
 
 /// A side whose volume calls `hook` with the side's first memory, the offset and the data.

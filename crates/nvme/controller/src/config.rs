@@ -164,6 +164,26 @@ pub struct NamespaceConfig {
     pub formats: Option<Formats>,
 }
 
+impl NamespaceConfig {
+    /// Returns a writable namespace of a volume with the volume's block size, but no less than 512
+    /// bytes, and without identifiers, zones, placement handles, metadata and formats.
+    pub fn new(nsid: u32, volume: Arc<dyn Volume>) -> Self {
+        Self {
+            nsid,
+            block_size: volume.info().block_size.max(512),
+            volume,
+            read_only: false,
+            nguid: [0; 16],
+            eui64: [0; 8],
+            uuid: [0; 16],
+            zones: None,
+            placement: None,
+            metadata: None,
+            formats: None,
+        }
+    }
+}
+
 /// Reason why the configuration of a controller or a namespace is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

@@ -50,17 +50,11 @@ impl PooledNamespace {
             nguid: self.nguid,
         };
         Some(NamespaceConfig {
-            nsid: self.nsid,
-            volume: self.volume.clone()?,
             block_size: self.block_size,
-            read_only: false,
             nguid: self.nguid,
             eui64: self.eui64(),
-            uuid: [0; 16],
-            zones: None,
-            placement: None,
-            metadata: None,
             formats: Some(Formats::new(pool.block_size(), Arc::new(store))),
+            ..NamespaceConfig::new(self.nsid, self.volume.clone()?)
         })
     }
 }

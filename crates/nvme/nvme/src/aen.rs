@@ -98,14 +98,6 @@ open_values! {
 }
 
 open_values! {
-    /// Asynchronous Event Information of an immediate event (NVMe Base 2.1, 5.1.2.1).
-    pub ImmediateEvent: u8 {
-        NORMAL_SUBSYSTEM_SHUTDOWN = 0, "Normal NVM Subsystem Shutdown";
-        TEMPERATURE_HYSTERESIS_RECOVERY = 1, "Temperature Threshold Hysteresis Recovery";
-    }
-}
-
-open_values! {
     /// Asynchronous Event Information of an I/O command specific event of the NVM command set (NVMe
     /// Base 2.1, 5.1.2.1).
     pub IoCommandEvent: u8 {

@@ -19,43 +19,28 @@
 //! ```
 
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::Status;
-use crate::macros::wire_layout;
+use crate::macros::wire_struct;
 
-/// A completion queue entry, 16 bytes.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Completion {
-    /// Dword 0: result, specific to the command.
-    pub dw0: U32,
-    /// Dword 1: result, specific to the command.
-    pub dw1: U32,
-    /// SQ Head Pointer at the time when the entry was created.
-    pub sqhd: U16,
-    /// Identifier of the submission queue.
-    pub sqid: U16,
-    /// Identifier of the completed command.
-    pub cid: U16,
-    /// Phase Tag in bit 0, status in bits 15:1; see [`Completion::status`]
-    /// and [`Completion::phase`].
-    pub status_phase: U16,
+wire_struct! {
+    /// A completion queue entry, 16 bytes.
+    pub struct Completion(16) {
+        /// Dword 0: result, specific to the command.
+        pub dw0 @ 0: U32,
+        /// Dword 1: result, specific to the command.
+        pub dw1 @ 4: U32,
+        /// SQ Head Pointer at the time when the entry was created.
+        pub sqhd @ 8: U16,
+        /// Identifier of the submission queue.
+        pub sqid @ 10: U16,
+        /// Identifier of the completed command.
+        pub cid @ 12: U16,
+        /// Phase Tag in bit 0, status in bits 15:1; see [`Completion::status`]
+        /// and [`Completion::phase`].
+        pub status_phase @ 14: U16,
+    }
 }
-
-wire_layout!(Completion, 16, dw0 @ 0, dw1 @ 4, sqhd @ 8, sqid @ 10, cid @ 12, status_phase @ 14);
 
 impl Completion {
     /// Size of an entry as a power of two, for CC.IOCQES and the CQES field of Identify.
@@ -101,6 +86,7 @@ impl Completion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::{FromBytes, IntoBytes};
 
     #[test]
     fn status_and_phase_share_word() {

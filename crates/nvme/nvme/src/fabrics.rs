@@ -13,12 +13,12 @@
 //! ```
 
 use bitfield_struct::bitfield;
+use zerocopy::Unaligned;
 use zerocopy::little_endian::U16;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::cmd::{AdminOpcode, Command};
 use crate::identify::Nqn;
-use crate::macros::{open_values, wire_layout, zeroed_default};
+use crate::macros::{open_values, wire_struct};
 use crate::sgl::SglDescriptor;
 use crate::status::StatusCodeType;
 use crate::{Completion, Status};
@@ -78,14 +78,10 @@ pub mod status {
     /// Connect Invalid Parameters. The response contains the parameter's location
     /// ([`super::InvalidParameter`]).
     pub const CONNECT_INVALID_PARAMETERS: Status = code(0x82);
-    /// Connect Restart Discovery: the host has to read the Discovery log page again.
-    pub const CONNECT_RESTART_DISCOVERY: Status = code(0x83);
     /// Connect Invalid Host: the host is not allowed to connect.
     pub const CONNECT_INVALID_HOST: Status = code(0x84);
     /// Invalid Queue Type: Disconnect was sent on the Admin queue.
     pub const INVALID_QUEUE_TYPE: Status = code(0x85);
-    /// Discover Restart: the log page has changed while the host was reading it.
-    pub const DISCOVER_RESTART: Status = code(0x90);
     /// Authentication Required: the host has to authenticate before other commands.
     pub const AUTHENTICATION_REQUIRED: Status = code(0x91);
 
@@ -160,26 +156,23 @@ impl Connect {
     }
 }
 
-/// Data of Connect, 1024 bytes (NVMe Base 2.1, 6.3, figure 546).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct ConnectData {
-    /// Host Identifier.
-    pub hostid: [u8; 16],
-    /// Controller ID; [`CNTLID_DYNAMIC`] lets the subsystem choose.
-    pub cntlid: U16,
-    #[doc(hidden)]
-    pub reserved18: [u8; 238],
-    /// NVM Subsystem NQN.
-    pub subnqn: Nqn,
-    /// Host NQN.
-    pub hostnqn: Nqn,
-    #[doc(hidden)]
-    pub reserved768: [u8; 256],
+wire_struct! {
+    /// Data of Connect, 1024 bytes (NVMe Base 2.1, 6.3, figure 546).
+    pub struct ConnectData(1024, zeroed) {
+        /// Host Identifier.
+        pub hostid @ 0: [u8; 16],
+        /// Controller ID; [`CNTLID_DYNAMIC`] lets the subsystem choose.
+        pub cntlid @ 16: U16,
+        #[doc(hidden)]
+        pub reserved18 @ 18: [u8; 238],
+        /// NVM Subsystem NQN.
+        pub subnqn @ 256: Nqn,
+        /// Host NQN.
+        pub hostnqn @ 512: Nqn,
+        #[doc(hidden)]
+        pub reserved768 @ 768: [u8; 256],
+    }
 }
-
-wire_layout!(ConnectData, 1024, hostid @ 0, cntlid @ 16, subnqn @ 256, hostnqn @ 512);
-zeroed_default!(ConnectData);
 
 /// Dword 0 of the response to a successful Connect.
 #[bitfield(u32)]
@@ -321,6 +314,7 @@ pub fn disconnect(cid: u16) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     /// Checks byte offsets against the standard's figures and Linux.
     #[test]

@@ -66,102 +66,6 @@ open_values! {
     }
 }
 
-/// Value of [`Fid::ARBITRATION`] (NVMe Base 2.1, 5.1.25.1.1).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct Arbitration {
-    /// Arbitration Burst as a power of two; 7 for no limit.
-    #[bits(3)]
-    pub ab: u8,
-    #[bits(5)]
-    __: u8,
-    /// Low Priority Weight, zero-based.
-    pub lpw_z: u8,
-    /// Medium Priority Weight, zero-based.
-    pub mpw_z: u8,
-    /// High Priority Weight, zero-based.
-    pub hpw_z: u8,
-}
-
-/// Value of [`Fid::POWER_MANAGEMENT`] (NVMe Base 2.1, 5.1.25.1.2).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct PowerManagement {
-    /// Power State.
-    #[bits(5)]
-    pub ps: u8,
-    /// Workload Hint.
-    #[bits(3)]
-    pub wh: u8,
-    #[bits(24)]
-    __: u32,
-}
-
-/// Value of [`Fid::TEMPERATURE_THRESHOLD`] (NVMe Base 2.1, 5.1.25.1.3).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct TemperatureThreshold {
-    /// Temperature Threshold in kelvins.
-    pub tmpth: u16,
-    /// Threshold Temperature Select.
-    #[bits(4)]
-    pub tmpsel: TemperatureSelect,
-    /// Threshold Type Select.
-    #[bits(2)]
-    pub thsel: ThresholdType,
-    /// Temperature Threshold Hysteresis, in kelvins.
-    #[bits(3)]
-    pub tmpthh: u8,
-    #[bits(7)]
-    __: u8,
-}
-
-open_values! {
-    /// Threshold Temperature Select (4 bits).
-    pub TemperatureSelect: u8 {
-        COMPOSITE = 0x0, "Composite Temperature";
-        SENSOR_1 = 0x1, "Temperature Sensor 1";
-        SENSOR_2 = 0x2, "Temperature Sensor 2";
-        SENSOR_3 = 0x3, "Temperature Sensor 3";
-        SENSOR_4 = 0x4, "Temperature Sensor 4";
-        SENSOR_5 = 0x5, "Temperature Sensor 5";
-        SENSOR_6 = 0x6, "Temperature Sensor 6";
-        SENSOR_7 = 0x7, "Temperature Sensor 7";
-        SENSOR_8 = 0x8, "Temperature Sensor 8";
-        ALL = 0xf, "All implemented temperature sensors (Set Features only)";
-    }
-}
-
-open_values! {
-    /// Threshold Type Select (2 bits).
-    pub ThresholdType: u8 {
-        OVER = 0, "Over Temperature Threshold";
-        UNDER = 1, "Under Temperature Threshold";
-    }
-}
-
-/// Value of [`Fid::ERROR_RECOVERY`] (NVM Command Set 1.1, 4.1.3); namespace specific.
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct ErrorRecovery {
-    /// Time Limited Error Recovery, in units of 100 ms; 0 for no limit.
-    pub tler: u16,
-    /// Deallocated or Unwritten Logical Block Error Enable.
-    pub dulbe: bool,
-    #[bits(15)]
-    __: u16,
-}
-
-/// Value of [`Fid::VOLATILE_WRITE_CACHE`] (NVMe Base 2.1, 5.1.25.1.4).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct VolatileWriteCache {
-    /// Volatile Write Cache Enable.
-    pub wce: bool,
-    #[bits(31)]
-    __: u32,
-}
-
 /// Value of [`Fid::NUMBER_OF_QUEUES`] (NVMe Base 2.1, 5.1.25.2.1): number of requested I/O queues
 /// in dword 11, and of allocated ones in completion dword 0.
 #[bitfield(u32)]
@@ -171,39 +75,6 @@ pub struct NumberOfQueues {
     pub nsq_z: u16,
     /// Number of I/O Completion Queues, zero-based; FFFFh is an invalid request.
     pub ncq_z: u16,
-}
-
-/// Value of [`Fid::INTERRUPT_COALESCING`] (NVMe Base 2.1, 5.1.25.2.2).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct InterruptCoalescing {
-    /// Aggregation Threshold in completions, zero-based.
-    pub thr_z: u8,
-    /// Aggregation Time, in units of 100 microseconds; 0 for no delay.
-    pub time: u8,
-    __: u16,
-}
-
-/// Value of [`Fid::INTERRUPT_VECTOR_CONFIG`] (NVMe Base 2.1, 5.1.25.2.3).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct InterruptVectorConfig {
-    /// Interrupt Vector that the setting applies to.
-    pub iv: u16,
-    /// Coalescing Disable.
-    pub cd: bool,
-    #[bits(15)]
-    __: u16,
-}
-
-/// Value of [`Fid::WRITE_ATOMICITY`] (NVM Command Set 1.1, 4.1.3).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct WriteAtomicity {
-    /// Disable Normal: the host needs atomicity only at power failures, so AWUN does not apply.
-    pub dn: bool,
-    #[bits(31)]
-    __: u32,
 }
 
 /// Value of [`Fid::ASYNC_EVENT_CONFIG`] (NVMe Base 2.1, 5.1.25.1.5): asynchronous events that the
@@ -261,70 +132,6 @@ pub struct LbaStatusAttributes {
     pub lsipi: u16,
 }
 
-/// Value of [`Fid::AUTONOMOUS_POWER_STATE_TRANSITION`] (NVMe Base 2.1, 5.1.25.1.6).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct AutonomousPowerStateTransition {
-    /// Autonomous Power State Transition Enable.
-    pub apste: bool,
-    #[bits(31)]
-    __: u32,
-}
-
-/// Value of [`Fid::HOST_MEMORY_BUFFER`] (NVMe Base 2.1, 5.1.25.2.4).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct HostMemoryBuffer {
-    /// Enable Host Memory.
-    pub ehm: bool,
-    /// Memory Return: the host returns the same buffer as before.
-    pub mr: bool,
-    /// Host Memory Non-operational Access Restriction Enable.
-    pub hmnare: bool,
-    #[bits(29)]
-    __: u32,
-}
-
-/// Value of [`Fid::KEEP_ALIVE_TIMER`] (NVMe Base 2.1, 5.1.25.1.8).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct KeepAliveTimer {
-    /// Keep Alive Timeout in milliseconds; 0 disables the timer.
-    pub kato: u32,
-}
-
-/// Value of [`Fid::HOST_THERMAL_MANAGEMENT`] (NVMe Base 2.1, 5.1.25.1.9).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct HostThermalManagement {
-    /// Thermal Management Temperature 2, in kelvins.
-    pub tmt2: u16,
-    /// Thermal Management Temperature 1, in kelvins.
-    pub tmt1: u16,
-}
-
-/// Value of [`Fid::IO_COMMAND_SET_PROFILE`] (NVMe Base 2.1, 5.1.25.1.17).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct IoCommandSetProfile {
-    /// I/O Command Set Combination Index: selects an entry of the data of Identify CNS 1Ch.
-    #[bits(9)]
-    pub iocsci: u16,
-    #[bits(23)]
-    __: u32,
-}
-
-/// Dword 11 of [`Fid::HOST_IDENTIFIER`] (NVMe Base 2.1, 5.1.25.1.28). The identifier itself is
-/// data, 8 or 16 bytes.
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct HostIdentifier {
-    /// Enable Extended Host Identifier: the identifier has 16 bytes instead of 8.
-    pub exhid: bool,
-    #[bits(31)]
-    __: u32,
-}
-
 /// Value of [`Fid::RESERVATION_NOTIFICATION_MASK`] (NVMe Base 2.1, 5.1.25.1.29), namespace
 /// specific: a set bit suppresses the log page of this kind of notification.
 #[bitfield(u32)]
@@ -352,46 +159,14 @@ pub struct ReservationPersistence {
     __: u32,
 }
 
-/// Value of [`Fid::NAMESPACE_WRITE_PROTECTION_CONFIG`] (NVMe Base 2.1,
-/// 5.1.25.1.31); namespace specific.
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct NamespaceWriteProtection {
-    /// Write Protection State.
-    #[bits(3)]
-    pub wps: WriteProtectionState,
-    #[bits(29)]
-    __: u32,
-}
-
-open_values! {
-    /// Write Protection State (3 bits).
-    pub WriteProtectionState: u8 {
-        NONE = 0, "No Write Protect";
-        WRITE_PROTECT = 1, "Write Protect";
-        UNTIL_POWER_CYCLE = 2, "Write Protect Until Power Cycle";
-        PERMANENT = 3, "Permanent Write Protect";
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn feature_value_bits_encode() {
-        assert_eq!(Arbitration::new().with_hpw_z(0xff).into_bits(), 0xff << 24);
-        assert_eq!(PowerManagement::new().with_wh(7).into_bits(), 7 << 5);
-        let threshold = TemperatureThreshold::from_bits(0x0011_0157);
-        assert_eq!(threshold.tmpth(), 0x157);
-        assert_eq!(threshold.tmpsel(), TemperatureSelect::SENSOR_1);
-        assert_eq!(threshold.thsel(), ThresholdType::UNDER);
-        assert_eq!(ErrorRecovery::new().with_dulbe(true).into_bits(), 1 << 16);
         let queues = NumberOfQueues::from_bits(0x0002_0003);
         assert_eq!((queues.nsq_z(), queues.ncq_z()), (3, 2));
-        let coalescing = InterruptCoalescing::from_bits(0x0a07);
-        assert_eq!((coalescing.thr_z(), coalescing.time()), (7, 10));
-        assert!(InterruptVectorConfig::from_bits(0x1_0005).cd());
         assert_eq!(AsyncEventConfig::new().with_nan(true).into_bits(), 1 << 8);
         assert_eq!(AsyncEventConfig::new().with_fan(true).into_bits(), 1 << 9);
         assert_eq!(AsyncEventConfig::new().with_tthr(true).into_bits(), 1 << 16);
@@ -402,10 +177,6 @@ mod tests {
         assert_eq!(
             AsyncEventConfig::new().with_dlpcn(true).into_bits(),
             1 << 31
-        );
-        assert_eq!(
-            HostThermalManagement::new().with_tmt1(1).into_bits(),
-            1 << 16
         );
     }
 }

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::Status;
 use crate::identify::Ascii;
-use crate::macros::{open_values, wire_layout, zeroed_default};
+use crate::macros::{open_values, wire_layout, wire_struct};
 
 mod ana;
 pub mod discovery;
@@ -98,59 +98,42 @@ open_values! {
     }
 }
 
-/// Entry of the Error Information log, 64 bytes (NVMe Base 2.1, 5.1.12.1.2). The newest entry is
-/// the first.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct ErrorInformation {
-    /// Error Count: sequence number of the error, starting at 1; 0 for an unused entry.
-    pub error_count: U64,
-    /// Submission Queue ID; FFFFh when the error concerns no particular command.
-    pub sqid: U16,
-    /// Command ID; FFFFh when the error concerns no particular command.
-    pub cid: U16,
-    /// Status in bits 15:1, phase tag in bit 0; see [`Self::status`].
-    pub status_phase: U16,
-    /// Parameter Error Location.
-    pub pel: ParameterErrorLocation,
-    /// First LBA at which the error occurred.
-    pub lba: U64,
-    /// Namespace that the error concerns.
-    pub nsid: U32,
-    /// Vendor Specific Information Available: a log page identifier; 0 for none.
-    pub vsia: u8,
-    /// Transport Type; 0 when the error is independent of the transport.
-    pub trtype: u8,
-    /// Command Set Indicator, valid if `lpver` is 1.
-    pub csi: u8,
-    /// Opcode, valid if `lpver` is 1.
-    pub opc: u8,
-    /// Command Specific Information.
-    pub csinfo: U64,
-    /// Transport Type Specific Information.
-    pub ttsi: U16,
-    #[doc(hidden)]
-    pub reserved42: [u8; 21],
-    /// Log Page Version: 1 since NVMe 2.1.
-    pub lpver: u8,
+wire_struct! {
+    /// Entry of the Error Information log, 64 bytes (NVMe Base 2.1, 5.1.12.1.2). The newest entry
+    /// is the first.
+    pub struct ErrorInformation(64) {
+        /// Error Count: sequence number of the error, starting at 1; 0 for an unused entry.
+        pub error_count @ 0: U64,
+        /// Submission Queue ID; FFFFh when the error concerns no particular command.
+        pub sqid @ 8: U16,
+        /// Command ID; FFFFh when the error concerns no particular command.
+        pub cid @ 10: U16,
+        /// Status in bits 15:1, phase tag in bit 0; see [`Self::status`].
+        pub status_phase @ 12: U16,
+        /// Parameter Error Location.
+        pub pel @ 14: ParameterErrorLocation,
+        /// First LBA at which the error occurred.
+        pub lba @ 16: U64,
+        /// Namespace that the error concerns.
+        pub nsid @ 24: U32,
+        /// Vendor Specific Information Available: a log page identifier; 0 for none.
+        pub vsia @ 28: u8,
+        /// Transport Type; 0 when the error is independent of the transport.
+        pub trtype @ 29: u8,
+        /// Command Set Indicator, valid if `lpver` is 1.
+        pub csi @ 30: u8,
+        /// Opcode, valid if `lpver` is 1.
+        pub opc @ 31: u8,
+        /// Command Specific Information.
+        pub csinfo @ 32: U64,
+        /// Transport Type Specific Information.
+        pub ttsi @ 40: U16,
+        #[doc(hidden)]
+        pub reserved42 @ 42: [u8; 21],
+        /// Log Page Version: 1 since NVMe 2.1.
+        pub lpver @ 63: u8,
+    }
 }
-
-wire_layout!(
-    ErrorInformation, 64, error_count @ 0, sqid @ 8, cid @ 10, status_phase @ 12, pel @ 14, lba @ 16, nsid @ 24,
-    vsia @ 28, trtype @ 29, csi @ 30, opc @ 31, csinfo @ 32, ttsi @ 40, lpver @ 63,
-);
 
 impl ErrorInformation {
     /// Returns the status of the command, without the phase tag.
@@ -182,67 +165,61 @@ impl ParameterErrorLocation {
     pub const NONE: Self = Self(U16::new(0xffff));
 }
 
-/// SMART / Health Information log, 512 bytes (NVMe Base 2.1, 5.1.12.1.3).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Smart {
-    /// Critical Warning.
-    pub cw: CriticalWarning,
-    /// Composite Temperature, in kelvins.
-    pub ctemp: U16,
-    /// Available Spare, in percent.
-    pub avsp: u8,
-    /// Available Spare Threshold, in percent.
-    pub avspt: u8,
-    /// Percentage Used, 0 to 255.
-    pub pused: u8,
-    /// Endurance Group Critical Warning Summary.
-    pub egcws: u8,
-    #[doc(hidden)]
-    pub reserved7: [u8; 25],
-    /// Data Units Read; see [`data_units`].
-    pub dur: U128,
-    /// Data Units Written; see [`data_units`].
-    pub duw: U128,
-    /// Host Read Commands: Read and Compare.
-    pub hrc: U128,
-    /// Host Write Commands.
-    pub hwc: U128,
-    /// Controller Busy Time, in minutes.
-    pub cbt: U128,
-    /// Power Cycles.
-    pub pwrc: U128,
-    /// Power On Hours.
-    pub poh: U128,
-    /// Unsafe Shutdowns.
-    pub upl: U128,
-    /// Media and Data Integrity Errors.
-    pub mdie: U128,
-    /// Number of Error Information Log Entries over the life of the controller.
-    pub neile: U128,
-    /// Warning Composite Temperature Time, in minutes.
-    pub wctt: U32,
-    /// Critical Composite Temperature Time, in minutes.
-    pub cctt: U32,
-    /// Temperature Sensors 1 to 8, in kelvins; 0 for a sensor that does not exist.
-    pub tsen: [U16; 8],
-    /// Thermal Management Temperature 1 Transition Count.
-    pub tmt1tc: U32,
-    /// Thermal Management Temperature 2 Transition Count.
-    pub tmt2tc: U32,
-    /// Total Time For Thermal Management Temperature 1, in seconds.
-    pub ttmt1: U32,
-    /// Total Time For Thermal Management Temperature 2, in seconds.
-    pub ttmt2: U32,
-    #[doc(hidden)]
-    pub reserved232: [u8; 280],
+wire_struct! {
+    /// SMART / Health Information log, 512 bytes (NVMe Base 2.1, 5.1.12.1.3).
+    pub struct Smart(512, zeroed) {
+        /// Critical Warning.
+        pub cw @ 0: CriticalWarning,
+        /// Composite Temperature, in kelvins.
+        pub ctemp @ 1: U16,
+        /// Available Spare, in percent.
+        pub avsp @ 3: u8,
+        /// Available Spare Threshold, in percent.
+        pub avspt @ 4: u8,
+        /// Percentage Used, 0 to 255.
+        pub pused @ 5: u8,
+        /// Endurance Group Critical Warning Summary.
+        pub egcws @ 6: u8,
+        #[doc(hidden)]
+        pub reserved7 @ 7: [u8; 25],
+        /// Data Units Read; see [`data_units`].
+        pub dur @ 32: U128,
+        /// Data Units Written; see [`data_units`].
+        pub duw @ 48: U128,
+        /// Host Read Commands: Read and Compare.
+        pub hrc @ 64: U128,
+        /// Host Write Commands.
+        pub hwc @ 80: U128,
+        /// Controller Busy Time, in minutes.
+        pub cbt @ 96: U128,
+        /// Power Cycles.
+        pub pwrc @ 112: U128,
+        /// Power On Hours.
+        pub poh @ 128: U128,
+        /// Unsafe Shutdowns.
+        pub upl @ 144: U128,
+        /// Media and Data Integrity Errors.
+        pub mdie @ 160: U128,
+        /// Number of Error Information Log Entries over the life of the controller.
+        pub neile @ 176: U128,
+        /// Warning Composite Temperature Time, in minutes.
+        pub wctt @ 192: U32,
+        /// Critical Composite Temperature Time, in minutes.
+        pub cctt @ 196: U32,
+        /// Temperature Sensors 1 to 8, in kelvins; 0 for a sensor that does not exist.
+        pub tsen @ 200: [U16; 8],
+        /// Thermal Management Temperature 1 Transition Count.
+        pub tmt1tc @ 216: U32,
+        /// Thermal Management Temperature 2 Transition Count.
+        pub tmt2tc @ 220: U32,
+        /// Total Time For Thermal Management Temperature 1, in seconds.
+        pub ttmt1 @ 224: U32,
+        /// Total Time For Thermal Management Temperature 2, in seconds.
+        pub ttmt2 @ 228: U32,
+        #[doc(hidden)]
+        pub reserved232 @ 232: [u8; 280],
+    }
 }
-
-wire_layout!(
-    Smart, 512, cw @ 0, ctemp @ 1, avsp @ 3, avspt @ 4, pused @ 5, egcws @ 6, dur @ 32, duw @ 48, hrc @ 64, hwc @ 80,
-    cbt @ 96, pwrc @ 112, poh @ 128, upl @ 144, mdie @ 160, neile @ 176, wctt @ 192, cctt @ 196, tsen @ 200,
-    tmt1tc @ 216, tmt2tc @ 220, ttmt1 @ 224, ttmt2 @ 228,
-);
 
 /// Converts bytes to the unit of DUR and DUW in the SMART log: thousands of 512 bytes, rounded up.
 pub const fn data_units(bytes: u128) -> u128 {
@@ -269,21 +246,19 @@ pub struct CriticalWarning {
     __: u8,
 }
 
-/// Firmware Slot Information log, 512 bytes (NVMe Base 2.1, 5.1.12.1.4).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct FirmwareSlot {
-    /// Active Firmware Info.
-    pub afi: ActiveFirmware,
-    #[doc(hidden)]
-    pub reserved1: [u8; 7],
-    /// Firmware Revision of slots 1 to 7; all zeroes for an empty slot.
-    pub frs: [Ascii<8>; 7],
-    #[doc(hidden)]
-    pub reserved64: [u8; 448],
+wire_struct! {
+    /// Firmware Slot Information log, 512 bytes (NVMe Base 2.1, 5.1.12.1.4).
+    pub struct FirmwareSlot(512, zeroed) {
+        /// Active Firmware Info.
+        pub afi @ 0: ActiveFirmware,
+        #[doc(hidden)]
+        pub reserved1 @ 1: [u8; 7],
+        /// Firmware Revision of slots 1 to 7; all zeroes for an empty slot.
+        pub frs @ 8: [Ascii<8>; 7],
+        #[doc(hidden)]
+        pub reserved64 @ 64: [u8; 448],
+    }
 }
-
-wire_layout!(FirmwareSlot, 512, afi @ 0, frs @ 8);
 
 /// Header of the Boot Partition log, 16 bytes (NVMe Base 2.1, 5.1.12.1.19), which the contents of
 /// the partition follow.
@@ -317,8 +292,6 @@ pub struct ActiveFirmware {
     #[bits(1)]
     __: u8,
 }
-
-zeroed_default!(Smart, FirmwareSlot);
 
 #[cfg(test)]
 mod tests {

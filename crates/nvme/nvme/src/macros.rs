@@ -103,18 +103,44 @@ macro_rules! zeroed_default {
 }
 
 /// Declares a wire structure with alignment 1. Its size in bytes and the offset of each field are
-/// checked at compile time.
+/// checked at compile time. With `zeroed` its `Default` is all zeroes, for types with arrays too
+/// long for the derive, and it is not `Copy`.
 macro_rules! wire_struct {
     (
         $(#[$meta:meta])*
-        pub struct $name:ident($size:literal) {
+        pub struct $name:ident($size:literal) $fields:tt
+    ) => {
+        crate::macros::wire_struct! {
+            $(#[$meta])*
+            #[derive(Copy, Default)]
+            pub struct $name($size, declared) $fields
+        }
+    };
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident($size:literal, zeroed) $fields:tt
+    ) => {
+        crate::macros::wire_struct! {
+            $(#[$meta])*
+            pub struct $name($size, declared) $fields
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                zerocopy::FromZeros::new_zeroed()
+            }
+        }
+    };
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident($size:literal, declared) {
             $($(#[$field_meta:meta])* $vis:vis $field:ident @ $offset:literal: $type:ty,)*
         }
     ) => {
         $(#[$meta])*
         #[derive(
-            Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromBytes,
-            zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout, zerocopy::Unaligned,
+            Clone, Debug, PartialEq, Eq, zerocopy::FromBytes, zerocopy::IntoBytes,
+            zerocopy::Immutable, zerocopy::KnownLayout, zerocopy::Unaligned,
         )]
         #[repr(C)]
         pub struct $name {

@@ -51,16 +51,6 @@ pub const NSSD: u64 = 0x64;
 pub const CRTO: u64 = 0x68;
 /// Offset of the Persistent Memory Region Capabilities register, 32 bits.
 pub const PMRCAP: u64 = 0xe00;
-/// Offset of the Persistent Memory Region Control register, 32 bits.
-pub const PMRCTL: u64 = 0xe04;
-/// Offset of the Persistent Memory Region Status register, 32 bits.
-pub const PMRSTS: u64 = 0xe08;
-/// Offset of the Persistent Memory Region Elasticity Buffer Size register, 32 bits.
-pub const PMREBS: u64 = 0xe0c;
-/// Offset of the Persistent Memory Region Sustained Write Throughput register, 32 bits.
-pub const PMRSWTP: u64 = 0xe10;
-/// Offset of the Persistent Memory Region Memory Space Control Lower register, 32 bits.
-pub const PMRMSCL: u64 = 0xe14;
 /// Offset of the Persistent Memory Region Memory Space Control Upper register, 32 bits.
 pub const PMRMSCU: u64 = 0xe18;
 /// Offset of the first doorbell: the tail of the Admin Submission Queue (NVMe over PCIe Transport
@@ -201,8 +191,6 @@ pub struct Vs {
 impl Vs {
     /// Version 1.4 of the NVMe specification.
     pub const V1_4: Self = Self::version(1, 4, 0);
-    /// Version 2.0 of the NVMe specification.
-    pub const V2_0: Self = Self::version(2, 0, 0);
     /// Version 2.1 of the NVMe specification.
     pub const V2_1: Self = Self::version(2, 1, 0);
 

@@ -1,9 +1,8 @@
 //! Scatter Gather List descriptors: NVMe Base 2.1, 4.3.2.
 
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::macros::{open_values, wire_layout};
+use crate::macros::{open_values, wire_struct};
 
 open_values! {
     /// SGL Descriptor Type (4 bits).
@@ -27,37 +26,23 @@ open_values! {
     }
 }
 
-/// SGL descriptor, 16 bytes.
-///
-/// Address and length are valid for the types used over PCIe (data block, bit bucket, segment, last
-/// segment). A keyed descriptor has other fields in these bytes.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct SglDescriptor {
-    /// Address of the data or the segment; an offset for [`SglSubtype::OFFSET`]; reserved in a bit
-    /// bucket.
-    pub address: U64,
-    /// Length in bytes, which must be a multiple of 16 for a segment.
-    pub length: U32,
-    /// Reserved bytes in the descriptor types used over PCIe.
-    pub reserved: [u8; 3],
-    /// SGL Identifier: type in bits 7:4, subtype in bits 3:0.
-    pub identifier: u8,
+wire_struct! {
+    /// SGL descriptor, 16 bytes.
+    ///
+    /// Address and length are valid for the types used over PCIe (data block, bit bucket, segment,
+    /// last segment). A keyed descriptor has other fields in these bytes.
+    pub struct SglDescriptor(16) {
+        /// Address of the data or the segment; an offset for [`SglSubtype::OFFSET`]; reserved in a
+        /// bit bucket.
+        pub address @ 0: U64,
+        /// Length in bytes, which must be a multiple of 16 for a segment.
+        pub length @ 8: U32,
+        /// Reserved bytes in the descriptor types used over PCIe.
+        pub reserved @ 12: [u8; 3],
+        /// SGL Identifier: type in bits 7:4, subtype in bits 3:0.
+        pub identifier @ 15: u8,
+    }
 }
-
-wire_layout!(SglDescriptor, 16, address @ 0, length @ 8, reserved @ 12, identifier @ 15);
 
 impl SglDescriptor {
     /// Creates a descriptor of any type with subtype [`SglSubtype::ADDRESS`].
@@ -121,6 +106,7 @@ impl SglDescriptor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     #[test]
     fn sgl_descriptor_matches_wire_layout() {

@@ -44,8 +44,6 @@ pub use write::{Header, Writer};
 
 /// Default TCP port of NVMe over TCP (IANA).
 pub const PORT: u16 = 4420;
-/// Default TCP port of discovery controllers (IANA).
-pub const DISCOVERY_PORT: u16 = 8009;
 /// Maximum in-capsule data in bytes on an Admin queue, or for a fabrics command ("NVMe over TCP
 /// Transport 1.1", 3.2).
 pub const ADMIN_IN_CAPSULE: u32 = 8192;

@@ -24,26 +24,16 @@ impl Response {
     pub const OTHERWISE_CHANGED: Response = Response(0x07);
     /// The guest's interruption state area cannot be used.
     pub const INVALID_GISA: Response = Response(0x08);
-    /// The queue is bound to another guest.
-    pub const BOUND_TO_ANOTHER: Response = Response(0x09);
-    /// A change of the queue's state is in progress.
-    pub const STATE_CHANGE_IN_PROGRESS: Response = Response(0x0a);
-    /// The queue is not bound to a guest.
-    pub const NOT_BOUND: Response = Response(0x0b);
     /// NQAP: the queue is full.
     pub const QUEUE_FULL: Response = Response(0x10);
     /// DQAP: the queue has no reply. Same code as [`Response::QUEUE_FULL`].
     pub const NO_PENDING_REPLY: Response = Response(0x10);
-    /// The domain number exceeds the adapter's maximum.
-    pub const INDEX_TOO_BIG: Response = Response(0x11);
     /// The part of a message lacks its first part.
     pub const NO_FIRST_PART: Response = Response(0x13);
     /// The message exceeds the maximum of the queue.
     pub const MESSAGE_TOO_BIG: Response = Response(0x15);
     /// The message needs a facility that is not installed.
     pub const FACILITY_NOT_INSTALLED: Response = Response(0x16);
-    /// The message addresses a domain that is not the program's.
-    pub const INVALID_DOMAIN: Response = Response(0x42);
 
     /// Returns whether the queue is no longer operational: it can neither execute requests nor
     /// write a notification byte.

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use volume::{
-    Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue,
-    QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
+    Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue, Wake,
 };
 
 /// Maximum number of times that one round polls tasks.
@@ -597,12 +597,4 @@ impl FastPath for ImageQueue {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
-
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
-    }
 }

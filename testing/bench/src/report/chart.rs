@@ -2,7 +2,6 @@
 
 use super::html::escape;
 use load::progress::quantity;
-use std::fmt::Write as _;
 
 /// Colours of a chart's series, distinguishable with colour blindness and in greyscale (after Okabe
 /// and Ito).
@@ -25,6 +24,8 @@ const CHARACTER: f64 = 7.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Lines,
+    /// Lines over a logarithmic vertical axis.
+    LogLines,
     Bars,
     /// A bar for each label, one below the other, for labels that are words. For a single series,
     /// beginning at zero.
@@ -33,14 +34,13 @@ pub enum Shape {
 
 /// A series of a chart: a name, and a value for each label.
 #[derive(Clone, Debug)]
-pub struct Series {
-    pub name: String,
+struct Series {
+    name: String,
     /// Whether the series is quoted from a document, and drawn in a subdued style.
-    pub quoted: bool,
+    quoted: bool,
     /// Value for each label of the chart, if there is one.
-    pub values: Vec<Option<f64>>,
-    /// Index of the colour; related series share one.
-    pub colour: usize,
+    values: Vec<Option<f64>>,
+    colour: &'static str,
 }
 
 /// A chart of the report, which [`Chart::svg`] draws.
@@ -48,51 +48,66 @@ pub struct Series {
 pub struct Chart {
     /// Name of the SVG file, without the extension.
     pub name: String,
-    pub title: String,
+    title: String,
     /// Title of the horizontal axis.
-    pub axis: String,
-    pub labels: Vec<String>,
-    pub series: Vec<Series>,
-    pub shape: Shape,
-    /// Whether the vertical axis is logarithmic.
-    pub log: bool,
+    axis: String,
+    labels: Vec<String>,
+    series: Vec<Series>,
+    shape: Shape,
     /// Horizontal line at a goal, and its name.
-    pub goal: Option<(f64, String)>,
+    pub goal: Option<(f64, &'static str)>,
 }
 
 impl Chart {
-    fn colour(&self, series: &Series) -> &'static str {
-        COLOURS
-            .get(series.colour % COLOURS.len())
-            .copied()
-            .unwrap_or("#000")
+    /// Creates a chart without series.
+    pub fn new(name: &str, title: &str, axis: &str, labels: Vec<String>, shape: Shape) -> Self {
+        Self {
+            name: name.into(),
+            title: title.into(),
+            axis: axis.into(),
+            labels,
+            series: Vec::new(),
+            shape,
+            goal: None,
+        }
+    }
+
+    /// Adds a series. Related series share a number of a colour.
+    pub fn add(&mut self, name: impl Into<String>, colour: usize, values: Vec<Option<f64>>) {
+        let colour = COLOURS.get(colour % COLOURS.len()).copied();
+        self.series.push(Series {
+            name: name.into(),
+            quoted: false,
+            values,
+            colour: colour.unwrap_or("#000"),
+        });
+    }
+
+    /// Adds a series in a subdued style: one quoted from a document.
+    pub fn quote(&mut self, name: impl Into<String>, colour: usize, values: Vec<Option<f64>>) {
+        self.add(name, colour, values);
+        if let Some(series) = self.series.last_mut() {
+            series.quoted = true;
+        }
     }
 
     /// Returns the lowest and highest value of the vertical axis, and its tick marks.
     fn scale(&self) -> (f64, f64, Vec<f64>) {
         let values = self.series.iter().flat_map(|s| s.values.iter().flatten());
         let goal = self.goal.iter().map(|(v, _)| v);
-        let all: Vec<f64> = values
-            .chain(goal)
-            .copied()
-            .filter(|v| v.is_finite())
-            .collect();
+        let all = values.chain(goal).copied().filter(|v| v.is_finite());
+        let all: Vec<f64> = all.collect();
         let high = all.iter().copied().fold(0.0, f64::max);
-        if self.log {
+        if self.shape == Shape::LogLines {
             let positive = all.iter().copied().filter(|v| *v > 0.0);
-            let low = positive.fold(f64::INFINITY, f64::min);
-            let (low, high) = if low.is_finite() {
-                (low, high)
-            } else {
-                (1.0, 10.0)
-            };
+            let low = positive.reduce(f64::min);
+            let (low, high) = low.map_or((1.0, 10.0), |low| (low, high));
             let (from, to) = (low.log10().floor() as i32, high.log10().ceil() as i32);
             let to = to.max(from + 1);
             // Eight marks at most.
             let every = 1 + (to - from) / 8;
             let marks = (from..=to).step_by(every as usize).map(|e| 10f64.powi(e));
-            let marks = marks.collect();
-            return (10f64.powi(from), 10f64.powi(to), marks);
+            return (10f64.powi(from), 10f64.powi(to), marks.collect());
         }
         let step = step(high.max(1e-9) / 5.0);
         let count = (high / step).ceil().max(1.0);
@@ -106,104 +121,84 @@ impl Chart {
             return self.rows();
         }
         let (low, high, marks) = self.scale();
-        let legend_lines = self.legend_lines();
-        let top = TOP + 18.0 * legend_lines as f64 - 18.0;
-        let bottom = top + PLOT;
-        let height = bottom + 48.0;
+        let places = self.legend_places();
+        let legend_lines = places.last().map_or(0, |(line, _)| *line);
+        let bottom = TOP + 18.0 * legend_lines as f64 + PLOT;
         let y = |value: f64| {
-            let share = if self.log {
+            let share = if self.shape == Shape::LogLines {
                 (value.max(low) / low).log10() / (high / low).log10()
             } else {
                 (value - low) / (high - low)
             };
             bottom - PLOT * share.clamp(0.0, 1.0)
         };
-        let inner = WIDTH - LEFT - RIGHT;
+        let (inner, right) = (WIDTH - LEFT - RIGHT, WIDTH - RIGHT);
         let slot = inner / self.labels.len().max(1) as f64;
-        let mut out = head(&self.title, height);
-        self.legend(&mut out);
+        let middle = |i: usize| LEFT + slot * (i as f64 + 0.5);
+        let mut out = Svg::new(&self.title, bottom + 48.0);
+        self.legend(&mut out, &places);
         for mark in marks {
             let at = y(mark);
-            let _ = writeln!(
-                out,
-                "<line x1=\"{LEFT}\" x2=\"{x2}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#e4e7eb\"/>\
-                 <text x=\"{tx}\" y=\"{ty:.1}\" text-anchor=\"end\" fill=\"#5b6675\">{label}</text>",
-                x2 = WIDTH - RIGHT,
-                tx = LEFT - 8.0,
-                ty = at + 4.0,
-                label = short(mark)
-            );
+            out.line(LEFT, right, at, "stroke=\"#e4e7eb\"");
+            out.text(LEFT - 8.0, at + 4.0, &format!("{END} {SOFT}"), &short(mark));
         }
         // Labels that would run into each other are left out, each second one first.
         let longest = self.labels.iter().map(|label| label.chars().count()).max();
         let wanted = CHARACTER * longest.unwrap_or(0) as f64 + 4.0;
         let every = (wanted / slot).ceil().max(1.0) as usize;
         for (i, label) in self.labels.iter().enumerate().step_by(every) {
-            let _ = writeln!(
-                out,
-                "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{label}</text>",
-                x = LEFT + slot * (i as f64 + 0.5),
-                y = bottom + 18.0,
-                label = escape(label)
-            );
+            out.text(middle(i), bottom + 18.0, MIDDLE, label);
         }
-        let _ = writeln!(
-            out,
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\" fill=\"#5b6675\">{axis}</text>\n\
-             <line x1=\"{LEFT}\" x2=\"{x2}\" y1=\"{bottom}\" y2=\"{bottom}\" stroke=\"#8b95a1\"/>",
-            x = LEFT + inner / 2.0,
-            y = bottom + 38.0,
-            axis = escape(&self.axis),
-            x2 = WIDTH - RIGHT
-        );
-        match self.shape {
-            Shape::Lines => self.lines(&mut out, slot, &y),
-            Shape::Bars => self.bars(&mut out, slot, bottom, &y),
-            Shape::Rows => {}
+        let style = format!("{MIDDLE} {SOFT}");
+        out.text(LEFT + inner / 2.0, bottom + 38.0, &style, &self.axis);
+        out.line(LEFT, right, bottom, "stroke=\"#8b95a1\"");
+        for (s, series) in self.series.iter().enumerate() {
+            let values = series.values.iter().enumerate();
+            let values = values.filter_map(|(i, value)| Some((middle(i), (*value)?)));
+            if self.shape == Shape::Bars {
+                let count = self.series.len().max(1) as f64;
+                let width = (slot * 0.78 / count).min(46.0);
+                let left = width * (s as f64 - count / 2.0);
+                values.for_each(|(x, v)| series.bar(&mut out, x + left, width, (y(v), bottom), v));
+            } else {
+                series.line(
+                    &mut out,
+                    &values.map(|(x, v)| (x, y(v), v)).collect::<Vec<_>>(),
+                );
+            }
         }
-        if let Some((value, name)) = &self.goal {
-            let at = y(*value);
-            let _ = writeln!(
-                out,
-                "<line x1=\"{LEFT}\" x2=\"{x2}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#1d2530\" stroke-dasharray=\"5 4\"/>\
-                 <text x=\"{tx}\" y=\"{ty:.1}\" fill=\"#1d2530\">{name}</text>",
-                x2 = WIDTH - RIGHT,
-                tx = LEFT + 4.0,
-                ty = at - 5.0,
-                name = escape(name)
-            );
+        if let Some((value, name)) = self.goal {
+            let at = y(value);
+            let style = "stroke=\"#1d2530\" stroke-dasharray=\"5 4\"";
+            out.line(LEFT, right, at, style);
+            out.text(LEFT + 4.0, at - 5.0, "fill=\"#1d2530\"", name);
         }
-        out.push_str("</svg>\n");
-        out
+        out.end()
     }
 
     /// Returns a chart of rows, as high as needed.
     fn rows(&self) -> String {
         let (_, high, _) = self.scale();
-        let height = ROWS_TOP + ROW * self.labels.len() as f64;
-        let mut out = head(&self.title, height);
-        let series = self.series.first();
-        let values = series.iter().flat_map(|series| &series.values);
-        let colour = series.map_or("#000", |series| self.colour(series));
-        for (i, (label, value)) in self.labels.iter().zip(values).enumerate() {
-            let top = ROWS_TOP + ROW * i as f64;
-            let Some(value) = value.filter(|value| value.is_finite()) else {
-                continue;
-            };
-            let _ = writeln!(
-                out,
-                "<text x=\"0\" y=\"{y:.1}\">{label}</text>\
-                 <text x=\"{WIDTH}\" y=\"{y:.1}\" text-anchor=\"end\" fill=\"#5b6675\">{v}</text>\
-                 <rect x=\"0\" y=\"{bar:.1}\" width=\"{w:.1}\" height=\"8\" fill=\"{colour}\"/>",
-                y = top + 12.0,
-                bar = top + 17.0,
-                w = (WIDTH * (value / high).clamp(0.0, 1.0)).max(1.0),
-                label = escape(label),
-                v = quantity(value)
-            );
+        let mut out = Svg::new(&self.title, ROWS_TOP + ROW * self.labels.len() as f64);
+        if let Some(series) = self.series.first() {
+            let rows = self.labels.iter().zip(&series.values).enumerate();
+            for (i, (label, value)) in rows {
+                let Some(value) = value.filter(|value| value.is_finite()) else {
+                    continue;
+                };
+                let top = ROWS_TOP + ROW * i as f64;
+                out.text(0.0, top + 12.0, "", label);
+                out.text(
+                    WIDTH,
+                    top + 12.0,
+                    &format!("{END} {SOFT}"),
+                    &quantity(value),
+                );
+                let width = (WIDTH * (value / high).clamp(0.0, 1.0)).max(1.0);
+                out.rect([0.0, top + 17.0, width, 8.0], &series.fill(), "");
+            }
         }
-        out.push_str("</svg>\n");
-        out
+        out.end()
     }
 
     /// Returns the row and horizontal position of each legend entry.
@@ -222,126 +217,116 @@ impl Chart {
         places
     }
 
-    fn legend_lines(&self) -> usize {
-        self.legend_places().last().map_or(1, |(line, _)| line + 1)
-    }
-
-    fn legend(&self, out: &mut String) {
-        for (series, (line, x)) in self.series.iter().zip(self.legend_places()) {
+    fn legend(&self, out: &mut Svg, places: &[(usize, f64)]) {
+        for (series, &(line, x)) in self.series.iter().zip(places) {
             let y = 38.0 + 18.0 * line as f64;
-            let colour = self.colour(series);
-            let mark = match (self.shape, series.quoted) {
-                (Shape::Bars | Shape::Rows, false) => format!(
-                    "<rect x=\"{x}\" y=\"{}\" width=\"14\" height=\"10\" fill=\"{colour}\"/>",
-                    y - 9.0
-                ),
-                (Shape::Bars | Shape::Rows, true) => format!(
-                    "<rect x=\"{}\" y=\"{}\" width=\"13\" height=\"9\" fill=\"{colour}\" fill-opacity=\".18\" stroke=\"{colour}\"/>",
-                    x + 0.5,
-                    y - 8.5
-                ),
-                (Shape::Lines, quoted) => format!(
-                    "<line x1=\"{x}\" x2=\"{}\" y1=\"{ym}\" y2=\"{ym}\" stroke=\"{colour}\" stroke-width=\"2.4\"{}/>",
-                    x + 16.0,
-                    if quoted {
-                        " stroke-dasharray=\"4 3\" stroke-opacity=\".75\""
-                    } else {
-                        ""
-                    },
-                    ym = y - 4.0
-                ),
-            };
-            let _ = writeln!(
-                out,
-                "{mark}<text x=\"{}\" y=\"{y}\">{}</text>",
-                x + 21.0,
-                escape(&series.name)
-            );
-        }
-    }
-
-    fn lines(&self, out: &mut String, slot: f64, y: &dyn Fn(f64) -> f64) {
-        for series in &self.series {
-            let colour = self.colour(series);
-            let points: Vec<(f64, f64, f64)> = series
-                .values
-                .iter()
-                .enumerate()
-                .filter_map(|(i, value)| value.map(|v| (LEFT + slot * (i as f64 + 0.5), y(v), v)))
-                .collect();
-            let path: Vec<String> = points
-                .iter()
-                .map(|(x, y, _)| format!("{x:.1},{y:.1}"))
-                .collect();
-            let _ = writeln!(
-                out,
-                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.4\" stroke-linejoin=\"round\"{}/>",
-                path.join(" "),
-                if series.quoted {
-                    " stroke-dasharray=\"4 3\" stroke-opacity=\".75\""
-                } else {
-                    ""
-                }
-            );
-            for (x, y, value) in points {
-                let fill = if series.quoted { "#fff" } else { colour };
-                let _ = writeln!(
-                    out,
-                    "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.4\" fill=\"{fill}\" stroke=\"{colour}\" stroke-width=\"1.4\">\
-                     <title>{}: {}</title></circle>",
-                    escape(&series.name),
-                    quantity(value)
-                );
-            }
-        }
-    }
-
-    fn bars(&self, out: &mut String, slot: f64, bottom: f64, y: &dyn Fn(f64) -> f64) {
-        let count = self.series.len().max(1) as f64;
-        let width = (slot * 0.78 / count).min(46.0);
-        for (s, series) in self.series.iter().enumerate() {
-            let colour = self.colour(series);
-            let style = if series.quoted {
-                format!("fill=\"{colour}\" fill-opacity=\".18\" stroke=\"{colour}\"")
+            if self.shape == Shape::Bars {
+                out.rect([x, y - 9.0, 14.0, 10.0], &series.fill(), "");
             } else {
-                format!("fill=\"{colour}\"")
-            };
-            for (i, value) in series.values.iter().enumerate() {
-                let Some(value) = value else { continue };
-                let x = LEFT + slot * (i as f64 + 0.5) + width * (s as f64 - count / 2.0);
-                let top = y(*value);
-                let _ = writeln!(
-                    out,
-                    "<rect x=\"{x:.1}\" y=\"{top:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" {style}><title>{name}: {v}</title></rect>",
-                    w = (width - 2.0).max(1.0),
-                    h = (bottom - top).max(0.5),
-                    name = escape(&series.name),
-                    v = quantity(*value)
-                );
-                if width >= 26.0 {
-                    let _ = writeln!(
-                        out,
-                        "<text x=\"{tx:.1}\" y=\"{ty:.1}\" text-anchor=\"middle\" font-size=\"10\" fill=\"#5b6675\">{v}</text>",
-                        tx = x + (width - 2.0) / 2.0,
-                        ty = top - 4.0,
-                        v = quantity(*value)
-                    );
-                }
+                out.line(x, x + 16.0, y - 4.0, &series.stroke());
             }
+            out.text(x + 21.0, y, "", &series.name);
         }
     }
 }
 
-/// Returns the beginning of an SVG document.
-fn head(title: &str, height: f64) -> String {
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-         font-family=\"system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif\" \
-         font-size=\"12\" fill=\"#1d2530\">\n\
-         <title>{title}</title>\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n\
-         <text x=\"0\" y=\"16\" font-size=\"15\" font-weight=\"600\">{title}</text>\n",
-        title = escape(title)
-    )
+impl Series {
+    /// Returns the style of an area.
+    fn fill(&self) -> String {
+        let colour = self.colour;
+        if self.quoted {
+            return format!("fill=\"{colour}\" fill-opacity=\".18\" stroke=\"{colour}\"");
+        }
+        format!("fill=\"{colour}\"")
+    }
+
+    /// Returns the style of a line.
+    fn stroke(&self) -> String {
+        let dashes = " stroke-dasharray=\"4 3\" stroke-opacity=\".75\"";
+        let dashes = if self.quoted { dashes } else { "" };
+        format!("stroke=\"{}\" stroke-width=\"2.4\"{dashes}", self.colour)
+    }
+
+    /// Returns the element with the text that is shown when a pointer is over a value.
+    fn tip(&self, value: f64) -> String {
+        let text = format!("{}: {}", self.name, quantity(value));
+        format!("<title>{}</title>", escape(&text))
+    }
+
+    /// Draws a line through points: two coordinates and the value.
+    fn line(&self, out: &mut Svg, points: &[(f64, f64, f64)]) {
+        let path = points.iter().map(|(x, y, _)| format!("{x:.1},{y:.1}"));
+        let path = path.collect::<Vec<_>>().join(" ");
+        let stroke = self.stroke();
+        let style = "fill=\"none\" stroke-linejoin=\"round\"";
+        out.add(&format!("<polyline points=\"{path}\" {style} {stroke}/>\n"));
+        for &(x, y, value) in points {
+            let (colour, tip) = (self.colour, self.tip(value));
+            let fill = if self.quoted { "#fff" } else { colour };
+            out.add(&format!(
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.4\" fill=\"{fill}\" stroke=\"{colour}\" \
+                 stroke-width=\"1.4\">{tip}</circle>\n"
+            ));
+        }
+    }
+
+    /// Draws the bar of a value.
+    fn bar(&self, out: &mut Svg, x: f64, width: f64, (top, bottom): (f64, f64), value: f64) {
+        let area = [x, top, (width - 2.0).max(1.0), (bottom - top).max(0.5)];
+        out.rect(area, &self.fill(), &self.tip(value));
+        if width >= 26.0 {
+            let style = format!("{MIDDLE} font-size=\"10\" {SOFT}");
+            out.text(x + (width - 2.0) / 2.0, top - 4.0, &style, &quantity(value));
+        }
+    }
+}
+
+const SOFT: &str = "fill=\"#5b6675\"";
+const MIDDLE: &str = "text-anchor=\"middle\"";
+const END: &str = "text-anchor=\"end\"";
+
+/// An SVG document while it is drawn.
+struct Svg(String);
+
+impl Svg {
+    fn new(title: &str, height: f64) -> Self {
+        let title = escape(title);
+        Self(format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
+             font-family=\"system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif\" \
+             font-size=\"12\" fill=\"#1d2530\">\n\
+             <title>{title}</title>\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n\
+             <text x=\"0\" y=\"16\" font-size=\"15\" font-weight=\"600\">{title}</text>\n"
+        ))
+    }
+
+    fn add(&mut self, element: &str) {
+        self.0.push_str(element);
+    }
+
+    fn text(&mut self, x: f64, y: f64, style: &str, words: &str) {
+        let words = escape(words);
+        self.add(&format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" {style}>{words}</text>\n"
+        ));
+    }
+
+    /// Draws a horizontal line.
+    fn line(&mut self, from: f64, to: f64, y: f64, style: &str) {
+        let place = format!("x1=\"{from:.1}\" x2=\"{to:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"");
+        self.add(&format!("<line {place} {style}/>\n"));
+    }
+
+    /// Draws a rectangle (x, y, width, height) with an element inside.
+    fn rect(&mut self, [x, y, width, height]: [f64; 4], style: &str, inside: &str) {
+        let size = format!("width=\"{width:.1}\" height=\"{height:.1}\"");
+        let place = format!("x=\"{x:.1}\" y=\"{y:.1}\" {size}");
+        self.add(&format!("<rect {place} {style}>{inside}</rect>\n"));
+    }
+
+    fn end(self) -> String {
+        self.0 + "</svg>\n"
+    }
 }
 
 /// Returns the smallest round number that is not below `least`: 1, 2 or 5 times a power of ten.
@@ -375,37 +360,22 @@ fn short(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn chart(log: bool, shape: Shape) -> Chart {
-        let series = |name: &str, values: [Option<f64>; 3]| Series {
-            name: name.into(),
-            quoted: name.starts_with('<'),
-            values: values.to_vec(),
-            colour: 0,
-        };
-        Chart {
-            name: "c".into(),
-            title: "T & U".into(),
-            axis: "depth".into(),
-            labels: ["1", "2", "4"].map(String::from).to_vec(),
-            series: vec![
-                series("off", [Some(25_100.0), None, Some(0.0)]),
-                series("<on>", [Some(1e6), Some(f64::NAN), None]),
-            ],
-            shape,
-            log,
-            goal: Some((1000.0, "goal".into())),
-        }
+    fn chart(shape: Shape) -> Chart {
+        let labels = ["1", "2", "4"].map(String::from).to_vec();
+        let mut chart = Chart::new("c", "T & U", "depth", labels, shape);
+        chart.add("off", 0, vec![Some(25_100.0), None, Some(0.0)]);
+        chart.quote("<on>", 0, vec![Some(1e6), Some(f64::NAN), None]);
+        chart.goal = Some((1000.0, "goal"));
+        chart
     }
 
     #[test]
     fn charts_of_every_kind_stay_inside_frame() {
-        for log in [false, true] {
-            for shape in [Shape::Lines, Shape::Bars] {
-                let svg = chart(log, shape).svg();
-                assert!(svg.contains("T &amp; U") && svg.contains("&lt;on&gt;"));
-                assert_eq!(svg.matches("<svg").count(), 1);
-                assert!(!svg.contains("inf"), "{svg}");
-            }
+        for shape in [Shape::Lines, Shape::LogLines, Shape::Bars] {
+            let svg = chart(shape).svg();
+            assert!(svg.contains("T &amp; U") && svg.contains("&lt;on&gt;"));
+            assert_eq!(svg.matches("<svg").count(), 1);
+            assert!(!svg.contains("inf"), "{svg}");
         }
     }
 
@@ -432,7 +402,7 @@ mod tests {
             .map(|i| format!("the worker's loop with mapped doorbells, case {i}"))
             .collect();
         for shape in [Shape::Rows, Shape::Bars, Shape::Lines] {
-            let mut chart = chart(false, shape);
+            let mut chart = chart(shape);
             chart.labels.clone_from(&long);
             chart.series.truncate(1);
             chart.series[0].values = vec![Some(300.0); long.len()];
@@ -454,10 +424,10 @@ mod tests {
 
     #[test]
     fn chart_marks_are_round() {
-        let (low, high, marks) = chart(false, Shape::Bars).scale();
+        let (low, high, marks) = chart(Shape::Bars).scale();
         assert_eq!((low, high), (0.0, 1e6));
         assert_eq!(marks.len(), 6);
-        let (low, high, _) = chart(true, Shape::Bars).scale();
+        let (low, high, _) = chart(Shape::LogLines).scale();
         assert_eq!((low, high), (1e3, 1e6));
         assert_eq!(step(0.3), 0.5);
         assert_eq!(short(0.1 + 0.2), "0.30");

@@ -32,35 +32,32 @@ code { font: 13px ui-monospace, 'Liberation Mono', monospace; background: var(--
 
 /// Escapes text for HTML or SVG.
 pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c => out.push(c),
-        }
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Returns a list of items; nothing without items.
+fn list(class: &str, items: impl Iterator<Item = String>) -> String {
+    let items: String = items
+        .map(|item| format!("<li>{}</li>\n", escape(&item)))
+        .collect();
+    if items.is_empty() {
+        return items;
     }
-    out
+    format!("<ul class=\"{class}\">\n{items}</ul>\n")
 }
 
 /// Returns the whole HTML page.
 pub fn page(results: &Results, sections: &[Section]) -> String {
-    let about = &results.about;
-    let mut body = String::from("<h1>vnvme, measured</h1>\n");
-    let machine = &about.machine;
+    let (about, machine) = (&results.about, &results.about.machine);
+    let kind = if machine.hypervisor {
+        " of a virtual machine"
+    } else {
+        ""
+    };
     let mut facts = vec![
         machine.cpu.clone(),
-        format!(
-            "{} CPUs{}",
-            machine.cpus,
-            if machine.hypervisor {
-                " of a virtual machine"
-            } else {
-                ""
-            }
-        ),
+        format!("{} CPUs{kind}", machine.cpus),
         format!("{} GiB", machine.memory_mib.div_ceil(1024)),
         format!("Linux {}", machine.kernel),
         format!("vnvme {}", machine.version),
@@ -69,65 +66,42 @@ pub fn page(results: &Results, sections: &[Section]) -> String {
         date(machine.time),
     ];
     facts.retain(|fact| !fact.is_empty());
-    body.push_str(&format!(
-        "<p class=\"machine\">{}</p>\n",
-        escape(&facts.join(" \u{b7} "))
-    ));
-    let sentences = summary::sentences(results);
-    if !sentences.is_empty() {
-        body.push_str("<ul class=\"short\">\n");
-        for sentence in sentences {
-            body.push_str(&format!("<li>{}</li>\n", escape(&sentence)));
-        }
-        body.push_str("</ul>\n");
-    }
-    body.push_str(&format!(
-        "<p>{}Compare figures of one table with each other; another machine, or another hour, \
-         gives \
-         others. Rows in <i>italics</i> are what the documents state that this project follows, on \
-         their machines.</p>\n",
-        escape(summary::runs(results))
-    ));
-    body.push_str("<nav>");
+    let links = sections.iter().map(|section| {
+        let (id, title) = (section.id, escape(section.title));
+        format!("<a href=\"#{id}\">{title}</a>")
+    });
+    let mut body = format!(
+        "<h1>vnvme, measured</h1>\n<p class=\"machine\">{facts}</p>\n{short}<p>{runs}Compare figures of one \
+         table with each other; another machine, or another hour, gives others. Rows in <i>italics</i> are what \
+         the documents state that this project follows, on their machines.</p>\n<nav>{links}</nav>\n",
+        facts = escape(&facts.join(" \u{b7} ")),
+        short = list("short", summary::sentences(results).into_iter()),
+        runs = escape(summary::runs(results)),
+        links = links.collect::<String>(),
+    );
     for section in sections {
-        body.push_str(&format!(
-            "<a href=\"#{}\">{}</a>",
-            section.id,
-            escape(&section.title)
-        ));
+        let charts = section.charts.iter();
+        let charts = charts.map(|chart| format!("<figure>{}</figure>\n", chart.svg()));
+        let tables = section.tables.iter();
+        let tables = tables.map(|table| format!("<div class=\"scroll\">{}</div>\n", table.html()));
+        body += &format!(
+            "<h2 id=\"{id}\">{title}</h2>\n<p>{intro}</p>\n<div class=\"pair\">\n{charts}</div>\n{tables}",
+            id = section.id,
+            title = escape(section.title),
+            intro = escape(section.intro),
+            charts = charts.collect::<String>(),
+            tables = tables.collect::<String>(),
+        );
     }
-    body.push_str("</nav>\n");
-    for section in sections {
-        body.push_str(&format!(
-            "<h2 id=\"{}\">{}</h2>\n",
-            section.id,
-            escape(&section.title)
-        ));
-        body.push_str(&format!("<p>{}</p>\n", escape(&section.intro)));
-        body.push_str("<div class=\"pair\">\n");
-        for chart in &section.charts {
-            body.push_str(&format!("<figure>{}</figure>\n", chart.svg()));
-        }
-        body.push_str("</div>\n");
-        for table in &section.tables {
-            body.push_str(&format!("<div class=\"scroll\">{}</div>\n", table.html()));
-        }
-    }
-    body.push_str("<h2 id=\"how\">How it was measured</h2>\n");
+    body += "<h2 id=\"how\">How it was measured</h2>\n";
     for command in &about.commands {
-        body.push_str(&format!("<p><code>{}</code></p>\n", escape(command)));
+        body += &format!("<p><code>{}</code></p>\n", escape(command));
     }
-    if !about.left_out.is_empty() {
-        body.push_str("<p>Left out:</p>\n<ul class=\"left\">\n");
-        for left in &about.left_out {
-            body.push_str(&format!(
-                "<li>{}: {}: {}</li>\n",
-                escape(&left.suite),
-                escape(&left.what),
-                escape(&left.why)
-            ));
-        }
-        body.push_str("</ul>\n");
+    let left = about.left_out.iter();
+    let left = left.map(|left| format!("{}: {}: {}", left.suite, left.what, left.why));
+    let left = list("left", left);
+    if !left.is_empty() {
+        body += &format!("<p>Left out:</p>\n{left}");
     }
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<meta name=\"viewport\" \

@@ -5,7 +5,7 @@ mod native;
 mod processes;
 mod share;
 
-use super::chart::{Chart, Series, Shape};
+use super::chart::{Chart, Shape};
 use super::documents;
 use super::table::Table;
 use crate::results::{Case, Results, Row, quotient};
@@ -14,8 +14,8 @@ use std::collections::BTreeSet;
 /// Section of the report for one suite.
 pub struct Section {
     pub id: &'static str,
-    pub title: String,
-    pub intro: String,
+    pub title: &'static str,
+    pub intro: &'static str,
     pub tables: Vec<Table>,
     pub charts: Vec<Chart>,
 }
@@ -34,15 +34,14 @@ pub fn all(results: &Results) -> Vec<Section> {
         processes::processes,
         native::cost,
     ];
-    let sections = makers.iter().map(|make| make(results));
-    let mut all: Vec<Section> = sections
-        .filter(|section| !section.tables.is_empty())
-        .collect();
+    let mut all: Vec<Section> = makers.iter().map(|make| make(results)).collect();
     for section in &mut all {
+        section.tables.retain(|table| !table.rows.is_empty());
         for table in &mut section.tables {
             table.across = across(section.id, &table.columns);
         }
     }
+    all.retain(|section| !section.tables.is_empty());
     all
 }
 
@@ -62,12 +61,14 @@ fn across(suite: &str, columns: &[String]) -> &'static str {
 type Point = (u32, u32);
 
 /// Access to the figures of one suite, at one distance.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct View<'a> {
     results: &'a Results,
     suite: &'static str,
     /// Round trip of the selected distance, for suites that distinguish distances.
     distance: Option<f64>,
+    /// Depths and numbers of queues of the suite's loads.
+    points: Vec<Point>,
 }
 
 impl<'a> View<'a> {
@@ -75,35 +76,31 @@ impl<'a> View<'a> {
     pub fn new(results: &'a Results, suite: &'static str) -> Self {
         let distances = results.about.distances(suite);
         let most = distances.max_by(|one, other| one.share.total_cmp(&other.share));
-        Self {
+        let mut view = Self {
             results,
             suite,
             distance: most.map(|d| d.round_trip),
-        }
+            points: Vec::new(),
+        };
+        view.points = view.points(|case| !["pingpong", "copying"].contains(&case));
+        view
     }
 
     /// Returns a view for each distance, nearest first, with its description. For a suite that does
     /// not distinguish distances, a single view with an empty description.
-    fn by_distance(self) -> Vec<(Self, String)> {
-        let distances = self.results.about.distances(self.suite);
-        let at = distances.map(|d| {
-            let view = Self {
-                distance: Some(d.round_trip),
-                ..self
-            };
-            let trip = d.round_trip;
-            let words = format!(
-                " \u{2013} at {trip:.0} ns, {:.0}% of the time",
-                100.0 * d.share
-            );
-            (view, words)
-        });
-        let at: Vec<_> = at.collect();
-        if at.is_empty() {
-            vec![(self, String::new())]
-        } else {
-            at
+    fn by_distance(&self) -> Vec<(Self, String)> {
+        let mut all = Vec::new();
+        for found in self.results.about.distances(self.suite) {
+            let (trip, share) = (found.round_trip, 100.0 * found.share);
+            let mut view = self.clone();
+            view.distance = Some(trip);
+            let words = format!(" \u{2013} at {trip:.0} ns, {share:.0}% of the time");
+            all.push((view, words));
         }
+        if all.is_empty() {
+            all.push((self.clone(), String::new()));
+        }
+        all
     }
 
     pub fn get(&self, case: &str, point: Point, metric: &str) -> Option<f64> {
@@ -132,84 +129,96 @@ impl<'a> View<'a> {
             .collect()
     }
 
-    fn has(&self, case: &str) -> bool {
-        self.results
-            .rows
-            .iter()
-            .any(|r| r.suite == self.suite && r.case == case)
+    /// Returns an empty table with a column for each point.
+    fn table(&self, title: impl Into<String>) -> Table {
+        Table::new(title, depth_names(&self.points))
     }
 
-    fn row(
-        &self,
-        table: &mut Table,
-        name: &str,
-        case: &str,
-        points: &[Point],
-        metric: &str,
-        show: fn(f64) -> String,
-    ) {
+    /// Returns a chart without series, with a label for each point.
+    fn chart(&self, name: &str, title: &str, shape: Shape) -> Chart {
+        let labels = depth_names(&self.points);
+        Chart::new(name, title, across(self.suite, &labels), labels, shape)
+    }
+
+    /// Returns a case's values at the points.
+    fn values(&self, case: &str, metric: &str) -> Vec<Option<f64>> {
+        let points = self.points.iter();
+        points.map(|p| self.get(case, *p, metric)).collect()
+    }
+
+    /// Returns a case's values at the points as cells of a table; doubtful ones have a `?`.
+    fn cells(&self, case: &str, metric: &str, show: fn(f64) -> String) -> Vec<Option<String>> {
         let cell = |p: &Point| {
             let figure = self.figure(case, *p, metric)?;
             let doubtful = figure.slices.is_some_and(|slices| slices.is_doubtful());
             Some(show(figure.value) + if doubtful { "?" } else { "" })
         };
-        table.row(name, false, points.iter().map(cell).collect());
+        self.points.iter().map(cell).collect()
+    }
+
+    /// Returns the ratios of two cases' IOPS: medians of the ratios within each run.
+    fn ratios(&self, over: &str, under: &str) -> Vec<Option<String>> {
+        let cell = |p: &Point| {
+            let figure = |case| self.figure(case, *p, "iops");
+            Some(times(quotient(figure(over)?, figure(under)?)))
+        };
+        self.points.iter().map(cell).collect()
     }
 
     /// Returns tables with the ratios to the compared program, of IOPS and of median latencies.
-    fn beside(&self, cases: &[&str], points: &[Point], words: &str) -> [Table; 3] {
+    fn beside(&self, cases: &[impl AsRef<str>], words: &str) -> [Table; 3] {
+        let latency = "Median latency of the program beside \u{f7} that of this";
         let quotients = [
             ("IOPS \u{f7} those of the program beside it", "of_beside"),
             ("The same, outside gaps", "running_of_beside"),
-            (
-                "Median latency of the program beside \u{f7} that of this",
-                "p50_of_beside",
-            ),
+            (latency, "p50_of_beside"),
         ];
         quotients.map(|(title, metric)| {
-            let mut table = Table::new(format!("{title}{words}"), depth_names(points));
-            for case in cases {
-                self.row(&mut table, case, case, points, metric, times);
+            let mut table = self.table(format!("{title}{words}"));
+            for case in cases.iter().map(AsRef::as_ref) {
+                table.row(case, self.cells(case, metric, times));
             }
             table
         })
     }
 
-    /// Returns the ratio of two cases: the median of the ratios within each run.
-    fn ratio(
-        &self,
-        table: &mut Table,
-        name: &str,
-        (over, under): (&str, &str),
-        points: &[Point],
-        metric: &str,
-    ) {
-        let cell = |p: &Point| {
-            let figure = |case| self.figure(case, *p, metric);
-            Some(times(quotient(figure(over)?, figure(under)?)))
+    /// Returns a document's values at the points.
+    fn quoted(&self, series: &documents::Series) -> Vec<Option<f64>> {
+        let quoted = |&(depth, queues): &Point| {
+            let mut points = series.points.iter();
+            let found = points.find(|(d, q, _)| *d == depth && *q == queues.max(1));
+            found.map(|(_, _, value)| *value)
         };
-        table.row(name, false, points.iter().map(cell).collect());
+        self.points.iter().map(quoted).collect()
     }
 
-    fn series(
-        &self,
-        name: &str,
-        case: &str,
-        points: &[Point],
-        metric: &str,
-        colour: usize,
-    ) -> Series {
-        Series {
-            name: name.into(),
-            quoted: false,
-            values: points.iter().map(|p| self.get(case, *p, metric)).collect(),
-            colour,
+    /// Adds rows with a document's values to a table.
+    fn quote(&self, table: &mut Table, pair: &[documents::Series; 2], show: fn(f64) -> String) {
+        for series in pair {
+            table.quote(series.name, shown(self.quoted(series), show));
         }
     }
+
+    /// Adds a row with a document's gain, the ratio of "on" to "off".
+    fn quote_gain(&self, table: &mut Table, name: &str, [off, on]: &[documents::Series; 2]) {
+        let pairs = self.quoted(on).into_iter().zip(self.quoted(off));
+        let cells = pairs.map(|(on, off)| Some(times(on? / off?)));
+        table.quote(name, cells.collect());
+    }
+}
+
+/// Returns values as cells of a table.
+fn shown(values: Vec<Option<f64>>, show: impl Fn(f64) -> String) -> Vec<Option<String>> {
+    values.into_iter().map(|value| value.map(&show)).collect()
 }
 
 fn times(value: f64) -> String {
     format!("{value:.2}\u{d7}")
+}
+
+fn percent(value: f64) -> String {
+    // A share that rounding has made less than nothing is nothing.
+    format!("{:.1}%", (100.0 * value).max(0.0) + 0.0)
 }
 
 fn per_io(value: f64) -> String {
@@ -226,49 +235,6 @@ fn depth_names(points: &[Point]) -> Vec<String> {
         queues => format!("{depth} \u{d7} {queues}"),
     };
     points.iter().map(name).collect()
-}
-
-fn quote(table: &mut Table, series: &documents::Series, points: &[Point], show: fn(f64) -> String) {
-    let cells = points.iter().map(|p| quoted(series, *p).map(show));
-    table.row(series.name, true, cells.collect());
-}
-
-fn quoted(series: &documents::Series, (depth, queues): Point) -> Option<f64> {
-    let mut points = series.points.iter();
-    let found = points.find(|(d, q, _)| *d == depth && *q == queues.max(1));
-    found.map(|(_, _, value)| *value)
-}
-
-fn quoted_series(series: &documents::Series, points: &[Point], colour: usize) -> Series {
-    Series {
-        name: series.name.into(),
-        quoted: true,
-        values: points.iter().map(|p| quoted(series, *p)).collect(),
-        colour,
-    }
-}
-
-/// Adds a row with a document's gain, the ratio of "on" to "off".
-fn quote_gain(table: &mut Table, name: &str, [off, on]: &[documents::Series; 2], points: &[Point]) {
-    let cell = |p: &Point| Some(times(quoted(on, *p)? / quoted(off, *p)?));
-    table.row(name, true, points.iter().map(cell).collect());
-}
-
-fn chart(name: &str, title: &str, axis: &str, points: &[Point], log: bool, shape: Shape) -> Chart {
-    Chart {
-        name: name.into(),
-        title: title.into(),
-        axis: axis.into(),
-        labels: depth_names(points),
-        series: Vec::new(),
-        shape,
-        log,
-        goal: None,
-    }
-}
-
-fn filled(tables: Vec<Table>) -> Vec<Table> {
-    tables.into_iter().filter(|t| !t.rows.is_empty()).collect()
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub struct Table {
     pub across: &'static str,
     pub rows: Vec<Row>,
     /// Note for the reader, printed below the table.
-    pub note: String,
+    pub note: &'static str,
 }
 
 impl Table {
@@ -36,39 +36,39 @@ impl Table {
         }
     }
 
-    /// Adds a row, unless it contains no figure.
-    pub fn row(&mut self, name: impl Into<String>, quoted: bool, cells: Vec<Option<String>>) {
+    /// Adds a row of measured figures, unless it contains none.
+    pub fn row(&mut self, name: impl Into<String>, cells: Vec<Option<String>>) {
         if cells.iter().all(Option::is_none) {
             return;
         }
+        let cells = cells.into_iter();
         self.rows.push(Row {
             name: name.into(),
-            quoted,
-            cells: cells
-                .into_iter()
-                .map(|c| c.unwrap_or_else(|| "\u{2013}".into()))
-                .collect(),
+            quoted: false,
+            cells: cells.map(|c| c.unwrap_or("\u{2013}".into())).collect(),
         });
+    }
+
+    /// Adds a row in a subdued style, unless it contains no figure: one quoted from a document.
+    pub fn quote(&mut self, name: impl Into<String>, cells: Vec<Option<String>>) {
+        let before = self.rows.len();
+        self.row(name, cells);
+        if let Some(row) = self.rows.get_mut(before) {
+            row.quoted = true;
+        }
     }
 
     /// Formats the table for the terminal.
     pub fn text(&self) -> String {
-        let width = |text: &str| text.chars().count();
-        let first = self.rows.iter().map(|r| width(&r.name)).max().unwrap_or(0);
-        let first = first.max(width(self.across));
-        let widths: Vec<usize> = self
-            .columns
-            .iter()
-            .enumerate()
-            .map(|(i, column)| {
-                let cells = self.rows.iter().filter_map(|r| r.cells.get(i));
-                cells
-                    .map(|c| width(c))
-                    .max()
-                    .unwrap_or(0)
-                    .max(width(column))
-            })
-            .collect();
+        let width = |text: &String| text.chars().count();
+        let names = self.rows.iter().map(|row| width(&row.name));
+        let first = names.chain([self.across.chars().count()]).max();
+        let first = first.unwrap_or(0);
+        let widths = self.columns.iter().enumerate().map(|(i, column)| {
+            let cells = self.rows.iter().filter_map(|row| row.cells.get(i));
+            cells.chain([column]).map(width).max().unwrap_or(0)
+        });
+        let widths: Vec<usize> = widths.collect();
         let line = |name: &str, cells: &[String]| {
             let mut text = format!("  {name:first$}");
             for (cell, width) in cells.iter().zip(&widths) {
@@ -90,26 +90,25 @@ impl Table {
 
     /// Formats the table for the page.
     pub fn html(&self) -> String {
+        let cells = |cells: &[String], name: &str| {
+            let cells = cells
+                .iter()
+                .map(|cell| format!("<{name}>{}</{name}>", escape(cell)));
+            cells.collect::<String>()
+        };
+        let (title, across) = (escape(&self.title), escape(self.across));
         let mut html = format!(
-            "<table><caption>{}</caption>\n<thead><tr><th>{}</th>",
-            escape(&self.title),
-            escape(self.across)
+            "<table><caption>{title}</caption>\n<thead><tr><th>{across}</th>{}</tr></thead>\n<tbody>\n",
+            cells(&self.columns, "th")
         );
-        for column in &self.columns {
-            html.push_str(&format!("<th>{}</th>", escape(column)));
-        }
-        html.push_str("</tr></thead>\n<tbody>\n");
         for row in &self.rows {
             let class = if row.quoted { " class=\"quoted\"" } else { "" };
-            html.push_str(&format!("<tr{class}><th>{}</th>", escape(&row.name)));
-            for cell in &row.cells {
-                html.push_str(&format!("<td>{}</td>", escape(cell)));
-            }
-            html.push_str("</tr>\n");
+            let (name, cells) = (escape(&row.name), cells(&row.cells, "td"));
+            html += &format!("<tr{class}><th>{name}</th>{cells}</tr>\n");
         }
-        html.push_str("</tbody></table>\n");
+        html += "</tbody></table>\n";
         if !self.note.is_empty() {
-            html.push_str(&format!("<p class=\"note\">{}</p>\n", escape(&self.note)));
+            html += &format!("<p class=\"note\">{}</p>\n", escape(self.note));
         }
         html
     }
@@ -123,13 +122,10 @@ mod tests {
     fn columns_are_aligned_and_empty_rows_are_omitted() {
         let mut table = Table::new("IOPS", ["1", "32"]);
         table.across = "depth";
-        table.row("off", false, vec![Some("25.1k".into()), None]);
-        table.row("nothing", false, vec![None, None]);
-        table.row(
-            "a document <on>",
-            true,
-            vec![Some("1".into()), Some("1000000".into())],
-        );
+        table.row("off", vec![Some("25.1k".into()), None]);
+        table.row("nothing", vec![None, None]);
+        let cells = ["1", "1000000"].map(|cell| Some(cell.into()));
+        table.quote("a document <on>", cells.into());
         let text = table.text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4, "{text}");

@@ -165,16 +165,7 @@ pub(super) fn main(words: &[String]) -> Result<()> {
     }
     let work = match what.as_str() {
         "good" => neighbour::good(dir),
-        "fuse" => {
-            let server = fuse::Server::mount(dir);
-            match server {
-                Ok(server) => {
-                    println!("ready");
-                    server.serve()
-                }
-                Err(error) => Err(skip(format!("{error:#}"))),
-            }
-        }
+        "fuse" => fuse::mount_and_serve(dir).map_err(|error| skip(format!("{error:#}"))),
         _ => bail!("{WORD}: {what}"),
     };
     if let Err(error) = work {

@@ -19,8 +19,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::io::SharedObject;
 use crate::traits::DormantLayer;
 use crate::{
-    AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, Op, OpenQueue,
-    QueueState, Request, Volume, VolumeError, VolumeQueue,
+    AtomicWrites, Completion, FastPath, Info, Io, IoError, Op, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
 use group::{FairShare, Group};
@@ -263,6 +263,7 @@ impl VolumeQueue for FairQueue {
     }
 }
 
+/// Copies use reads and writes: a copy by the file system would bypass the accounting of shares.
 impl FastPath for FairQueue {
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         self.submit(Request::transfer(tag, op, offset, data))
@@ -288,16 +289,6 @@ impl FastPath for FairQueue {
     fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
         let mut scheduler = self.scheduler.borrow_mut();
         scheduler.prefetch(self.flow, op, offset, len);
-    }
-
-    /// Returns `None`, so that copies use reads and writes. A copy by the file system would bypass
-    /// the accounting of shares.
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
     }
 }
 

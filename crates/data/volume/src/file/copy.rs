@@ -51,7 +51,7 @@ const STACK: usize = 128 << 10;
 const MAX_REFUSED: usize = 64;
 
 /// Source range of a copy by the file system; see
-/// [`FastPath::copy_source`](crate::FastPath::copy_source).
+/// [`RangeCopy::copy_source`](crate::RangeCopy::copy_source).
 pub struct CopySource {
     file: Arc<FileState>,
     offset: u64,
@@ -75,7 +75,7 @@ impl fmt::Debug for CopySource {
     }
 }
 
-/// A copy from a file to a volume: see [`FastPath::copy`](crate::FastPath::copy).
+/// A copy from a file to a volume: see [`RangeCopy::copy`](crate::RangeCopy::copy).
 #[derive(Debug)]
 pub struct CopyRequest {
     /// Tag by which the caller recognises the completion, as in
@@ -360,7 +360,7 @@ impl Copies {
         }))
     }
 
-    /// Starts a copy; see [`FastPath::copy`](crate::FastPath::copy).
+    /// Starts a copy; see [`RangeCopy::copy`](crate::RangeCopy::copy).
     pub(super) fn start(&mut self, to: &Arc<FileState>, copy: CopyRequest) -> bool {
         let (len, from) = (copy.source.len, copy.source.file.number);
         let size = to.size.load(Ordering::Acquire);

@@ -16,7 +16,7 @@ use crate::io::ring::{Alignment, Ring, RingFile};
 use crate::request::{MAX_INLINE_BYTES, check_data, check_range};
 use crate::{
     AtomicWrites, Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op,
-    OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue,
+    OpenQueue, QueueState, RangeCopy, Request, Volume, VolumeError, VolumeQueue,
 };
 pub use copy::{CopiedBytes, CopyRequest, CopySource, FileCopy};
 use copy::{Copier, Copies};
@@ -87,7 +87,7 @@ pub struct FileOptions {
     /// Not more than is promised to a user: such a write has no fixed buffers, and is copied where
     /// it is several pieces.
     pub atomic: u32,
-    /// Whether the file system copies between this and other files ([`FastPath::copy`]). Not
+    /// Whether the file system copies between this and other files ([`RangeCopy::copy`]). Not
     /// applied where the file is a block device, or may hang.
     pub copy: FileCopy,
 }
@@ -616,6 +616,12 @@ impl FastPath for FileQueue {
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
 
+    fn range_copy(&mut self) -> Option<&mut dyn RangeCopy> {
+        Some(self)
+    }
+}
+
+impl RangeCopy for FileQueue {
     fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
         copy::source(&self.shared, offset, len)
     }
@@ -680,12 +686,8 @@ impl FastPath for AtomicFileQueue {
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
 
-    fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
-        self.queue.copy_source(offset, len)
-    }
-
-    fn copy(&mut self, copy: CopyRequest) -> bool {
-        self.queue.copy(copy)
+    fn range_copy(&mut self) -> Option<&mut dyn RangeCopy> {
+        self.queue.range_copy()
     }
 }
 

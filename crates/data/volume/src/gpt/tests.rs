@@ -100,13 +100,7 @@ fn volume(bytes: &[u8]) -> MemVolume {
     let volume = MemVolume::new(bytes.len() as u64).unwrap();
     let mut buffer = Buffer::new(bytes.len());
     buffer.copy_from_slice(bytes);
-    let request = Request {
-        tag: 0,
-        op: Op::Write { fua: false },
-        offset: 0,
-        len: bytes.len() as u64,
-        data: SegmentList::owned(buffer),
-    };
+    let request = Request::transfer(0, Op::Write { fua: false }, 0, SegmentList::owned(buffer));
     let mut queue = volume.open(&Io::new(Default::default())).unwrap();
     let mut done = queue.submit(request);
     while done.is_none() {

@@ -91,13 +91,7 @@ fn every_mode_completes_sleeps_and_wakes() {
             if let (true, Some(buffer)) = (write, data.buffer()) {
                 buffer.fill(tag as u8);
             }
-            let request = Request {
-                tag,
-                op,
-                offset: 8192,
-                len: 4096,
-                data,
-            };
+            let request = Request::transfer(tag, op, 8192, data);
             assert!(begin(&mut *queue, request).is_none());
             let (began, mut came) = (Instant::now(), Vec::new());
             while came.is_empty() {
@@ -201,13 +195,7 @@ fn polling_costs_no_eventfd_signal() {
         let data = SegmentList::owned(Buffer::new(4096));
         assert!(
             queue
-                .submit(Request {
-                    tag,
-                    op: Op::Read,
-                    offset: 0,
-                    len: 4096,
-                    data
-                })
+                .submit(Request::transfer(tag, Op::Read, 0, data))
                 .is_none()
         );
     }
@@ -226,13 +214,7 @@ fn files_beyond_kernel_table_work_by_descriptor() {
     let mut queues: Vec<_> = (0..100).map(|_| volume.open(&io).unwrap()).collect();
     for (tag, queue) in queues.iter_mut().enumerate() {
         let data = SegmentList::owned(Buffer::new(4096));
-        let request = Request {
-            tag: tag as u64,
-            op: Op::Read,
-            offset: 0,
-            len: 4096,
-            data,
-        };
+        let request = Request::transfer(tag as u64, Op::Read, 0, data);
         assert!(queue.submit(request).is_none());
         assert_eq!(finish(&io, 1), [Ok(())]);
     }
@@ -277,13 +259,12 @@ fn finish(io: &Io, requests: usize) -> Vec<Result<(), crate::IoError>> {
 
 /// Creates a request of one page, from or to page `page` of the memory and of the file.
 fn page(tag: u64, op: Op, memory: &Memory, page: usize) -> Request {
-    Request {
+    Request::transfer(
         tag,
         op,
-        offset: 4096 * page as u64,
-        len: 4096,
-        data: memory.segments(4096 * page, 4096).unwrap(),
-    }
+        4096 * page as u64,
+        memory.segments(4096 * page, 4096).unwrap(),
+    )
 }
 
 const WRITE: Op = Op::Write { fua: false };

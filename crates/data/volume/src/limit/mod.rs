@@ -13,8 +13,8 @@ mod bucket;
 use crate::clock::{Clock, SystemClock};
 use crate::traits::DormantLayer;
 use crate::{
-    AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind,
-    Op, OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
+    AtomicWrites, Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState,
+    RangeCopy, Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 use bucket::{Bucket, PER_NANOSECOND};
 use dma::{SegmentList, View};
@@ -510,16 +510,13 @@ impl FastPath for LimitQueue {
         self.queue.prefetch(op, offset, len);
     }
 
-    /// Returns no source while there are limits: a copy by the file system is not charged as a
+    /// Returns `None` while there are limits: a copy by the file system is not charged as a
     /// read, so the data has to be read.
-    fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
-        let passes = self.free() && !self.is_waiting();
-        passes
-            .then(|| self.queue.copy_source(offset, len))
-            .flatten()
-    }
-
-    fn copy(&mut self, copy: CopyRequest) -> bool {
-        self.free() && !self.is_waiting() && self.queue.copy(copy)
+    fn range_copy(&mut self) -> Option<&mut dyn RangeCopy> {
+        if self.free() && !self.is_waiting() {
+            self.queue.range_copy()
+        } else {
+            None
+        }
     }
 }

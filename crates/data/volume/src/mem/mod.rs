@@ -5,8 +5,8 @@ mod pieces;
 
 use crate::request::{MAX_INLINE_BYTES, check_range};
 use crate::{
-    Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op,
-    OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
+    Completion, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue, Wake,
 };
 use dma::{MapError, PrivateMemory, SegmentList, View};
 use pieces::Pieces;
@@ -278,13 +278,5 @@ impl FastPath for MemQueue {
 
     fn prefetch(&mut self, _: Op, offset: u64, len: u64) {
         self.bytes.memory.prefetch::<AHEAD>(offset, len);
-    }
-
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
     }
 }

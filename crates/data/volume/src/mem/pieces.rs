@@ -176,18 +176,11 @@ fn piece(one: &Unfinished, most: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dma::SegmentList;
 
     const GIB: u64 = 1 << 30;
 
     fn request(tag: u64, op: Op, offset: u64, len: u64) -> Request {
-        Request {
-            tag,
-            op,
-            offset,
-            len,
-            data: SegmentList::new(),
-        }
+        Request::without_data(tag, op, offset, len)
     }
 
     #[test]

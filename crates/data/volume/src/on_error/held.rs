@@ -3,9 +3,7 @@
 
 use super::{Completion, ErrorAction, MAX_SLEEP, OnErrorState, RETRY_FOR, Request};
 use crate::traits::{NoFastPath, NoQueue};
-use crate::{
-    CopyRequest, CopySource, FastPath, IoError, IoErrorKind, Op, QueueState, VolumeQueue, Wake,
-};
+use crate::{FastPath, IoError, IoErrorKind, Op, QueueState, RangeCopy, VolumeQueue, Wake};
 use dma::{SegmentList, View};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -404,18 +402,14 @@ impl FastPath for HeldQueue {
         self.queue.prefetch(op, offset, len);
     }
 
-    fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
+    /// If a copy by the file system fails, the caller repeats it with reads and writes, to which
+    /// the policy applies.
+    fn range_copy(&mut self) -> Option<&mut dyn RangeCopy> {
         if self.is_stopped() {
             None
         } else {
-            self.queue.copy_source(offset, len)
+            self.queue.range_copy()
         }
-    }
-
-    /// Starts a copy by the file system. If it fails, the caller repeats it with reads and writes,
-    /// to which the policy applies.
-    fn copy(&mut self, copy: CopyRequest) -> bool {
-        !self.is_stopped() && self.queue.copy(copy)
     }
 }
 

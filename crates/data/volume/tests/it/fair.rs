@@ -127,13 +127,7 @@ fn limited_slice_leaves_rest_to_others() {
 
 /// Without data, but with work for the device.
 fn request(tag: u64) -> volume::Request {
-    volume::Request {
-        tag,
-        op: Op::Deallocate,
-        offset: 0,
-        len: 4096,
-        data: dma::SegmentList::new(),
-    }
+    volume::Request::without_data(tag, Op::Deallocate, 0, 4096)
 }
 
 #[test]
@@ -229,13 +223,7 @@ fn threads_exchange_places_without_lost_wake_up() {
             while over < round * REQUESTS / 4 {
                 while begun < round * REQUESTS / 4 && begun - over < 8 {
                     begun += 1;
-                    let request = volume::Request {
-                        tag: begun,
-                        op: Op::Flush,
-                        offset: 0,
-                        len: 0,
-                        data: dma::SegmentList::new(),
-                    };
+                    let request = volume::Request::flush(begun);
                     assert!(queue.submit(request).is_none());
                 }
                 let before = over;

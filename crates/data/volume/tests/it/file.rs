@@ -467,13 +467,7 @@ fn dropped_queue_waits_for_kernel() {
                 } else {
                     Op::Read
                 };
-                let request = Request {
-                    tag: 1000 + index,
-                    op,
-                    offset: index * 65536,
-                    len: 65536,
-                    data,
-                };
+                let request = Request::transfer(1000 + index, op, index * 65536, data);
                 assert!(way.begin(&mut *other, request).is_none());
             }
             if round % 2 == 0 {
@@ -592,13 +586,7 @@ fn requests_may_start_during_completion() {
             guest,
             ..
         } = Worker::by(way, &volume);
-        let request = |tag| Request {
-            tag,
-            op: Op::Read,
-            offset: 0,
-            len: 4096,
-            data: guest.list(&[(0, 4096)]),
-        };
+        let request = |tag| Request::transfer(tag, Op::Read, 0, guest.list(&[(0, 4096)]));
         assert!(way.begin(&mut *queue, request(1)).is_none());
         let mut last = 0;
         let began = Instant::now();

@@ -410,15 +410,14 @@ fn scheduled_file_works_in_small_batches() {
         for block in 0..48 {
             let data = worker.guest.holding(block * 8192, &[block as u8 + 1; 8192]);
             over += usize::from(worker.start(WRITE, block * 8192, 8192, data).1.is_some());
-            let request = volume::Request {
-                tag: 1000 + block,
-                op: WRITE,
-                offset: block * 8192,
-                len: 8192,
-                data: worker
+            let request = volume::Request::transfer(
+                1000 + block,
+                WRITE,
+                block * 8192,
+                worker
                     .guest
                     .holding(MIB + block * 8192, &[block as u8 + 101; 8192]),
-            };
+            );
             over += usize::from(way.begin(&mut *other, request).is_some());
         }
         assert_eq!(over, 0);

@@ -213,13 +213,7 @@ fn limited_requests_are_cancelled() {
         ..IoLimits::default()
     });
     let mut queue = bench.volume.open(&bench.io).unwrap();
-    let request = |tag| volume::Request {
-        tag,
-        op: Op::Deallocate,
-        offset: 0,
-        len: 4096,
-        data: dma::SegmentList::new(),
-    };
+    let request = |tag| volume::Request::without_data(tag, Op::Deallocate, 0, 4096);
     for tag in 0..3 {
         assert!(queue.submit(request(tag)).is_none());
     }
@@ -277,13 +271,7 @@ fn dormant_limits_take_effect_while_requests_are_in_flight() {
     let device = Device::new(&clock, Duration::from_micros(80));
     let volume = LimitVolume::dormant(Arc::new(DevicePath(device.clone())));
     let mut queue = volume.open(&io).unwrap();
-    let request = |tag| volume::Request {
-        tag,
-        op: Op::Read,
-        offset: 0,
-        len: 4096,
-        data: Default::default(),
-    };
+    let request = |tag| volume::Request::without_data(tag, Op::Read, 0, 4096);
     assert!(queue.submit(request(1)).is_none());
     volume.handle().set(IoLimits {
         iops: total(1),

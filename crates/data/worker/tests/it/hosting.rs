@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use volume::{Budget, Completion, Io, IoOptions, MemVolume, Op, OpenQueue, Request, Volume};
+use volume::{Budget, Completion, Io, IoOptions, MemVolume, OpenQueue, Request, Volume};
 use worker::{Context, Frontend, Handle, IdleWindow, Interest, Options, Worker};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -352,13 +352,7 @@ impl Frontend for Reader {
         };
         self.submit = left;
         let tag = u64::from(self.owner) << 48 | left;
-        let request = Request {
-            tag,
-            op: Op::Flush,
-            offset: 0,
-            len: 0,
-            data: dma_list(),
-        };
+        let request = Request::flush(tag);
         if let Some(done) = self.queue.submit(request) {
             self.complete(done);
         }
@@ -387,10 +381,6 @@ impl Frontend for Reader {
     fn is_drained(&self) -> bool {
         self.submit == 0 && self.queue.state().in_flight == 0
     }
-}
-
-fn dma_list() -> dma::SegmentList {
-    dma::SegmentList::new()
 }
 
 #[test]

@@ -7,11 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dma::SegmentList;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use volume::{
-    Budget, Completion, Direct, FileOptions, FileVolume, Io, IoOptions, Op, OpenQueue, Request,
-    Volume,
+    Budget, Completion, Direct, FileOptions, FileVolume, Io, IoOptions, OpenQueue, Request, Volume,
 };
 use worker::{Context, Frontend, Handle, IdleWindow, Options, Worker};
 
@@ -45,13 +43,7 @@ impl Frontend for Flusher {
             return false;
         }
         self.in_flight = 1;
-        let done = self.queue.submit(Request {
-            tag: self.tag,
-            op: Op::Flush,
-            offset: 0,
-            len: 0,
-            data: SegmentList::new(),
-        });
+        let done = self.queue.submit(Request::flush(self.tag));
         if let Some(done) = done {
             self.complete(done);
         }

@@ -6,7 +6,7 @@
 //! longer tags. Module [`copy_metadata`](super::copy_metadata) covers blocks with metadata.
 //!
 //! When a source range and its destination both lie in files, the file system may copy the range,
-//! if the user has enabled that ([`volume::FastPath::copy`]). Data that the file system does not
+//! if the user has enabled that ([`volume::RangeCopy::copy`]). Data that the file system does not
 //! copy, for any reason, is copied here with the same outcome.
 //!
 //! A copy here reads a piece into memory of this process and writes it from there, so a command has

@@ -4,7 +4,7 @@
 use super::Execution;
 use super::execution::Extent;
 use super::slots::{Kind, RemainingWork};
-use dma::{Access, SegmentList};
+use dma::Access;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
 use nvme::{Command, NvmOpcode, Status};
@@ -80,13 +80,7 @@ impl Execution<'_> {
             if let Some(slot) = self.slots.get(index) {
                 slot.ns = ns;
             }
-            let request = Request {
-                tag,
-                op: Op::Flush,
-                offset: 0,
-                len: 0,
-                data: SegmentList::new(),
-            };
+            let request = Request::flush(tag);
             match namespace.queue.submit(request) {
                 None => return,
                 Some(mut completion) => {

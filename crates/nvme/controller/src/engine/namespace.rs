@@ -168,17 +168,9 @@ impl Namespace {
     /// Returns the configuration of a vacant entry.
     pub fn nothing() -> NamespaceConfig {
         NamespaceConfig {
-            nsid: 0,
-            volume: Arc::new(NullVolume::placeholder()),
             block_size: 512,
             read_only: true,
-            nguid: [0; 16],
-            eui64: [0; 8],
-            uuid: [0; 16],
-            zones: None,
-            placement: None,
-            metadata: None,
-            formats: None,
+            ..NamespaceConfig::new(0, Arc::new(NullVolume::placeholder()))
         }
     }
 

@@ -454,13 +454,7 @@ impl Execution<'_> {
             self.broken("a slot's namespace is not there");
             return false;
         };
-        let request = Request {
-            tag,
-            op,
-            offset,
-            len,
-            data: SegmentList::new(),
-        };
+        let request = Request::without_data(tag, op, offset, len);
         if let Some(completion) = ns.queue.submit(request) {
             if flushing {
                 self.zone_sent(index, completion.result)

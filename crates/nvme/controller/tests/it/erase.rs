@@ -449,13 +449,12 @@ fn read_volume(h: &Host, nsid: u32, offset: u64, data: &mut [u8]) {
     let memory = config.volume.inner().unwrap();
     let io = volume::Io::new(volume::IoOptions::default());
     let mut queue = memory.open(&io).unwrap();
-    let done = queue.submit(volume::Request {
-        tag: 0,
-        op: volume::Op::Read,
+    let done = queue.submit(volume::Request::transfer(
+        0,
+        volume::Op::Read,
         offset,
-        len: data.len() as u64,
-        data: dma::SegmentList::owned(dma::Buffer::new(data.len())),
-    });
+        dma::SegmentList::owned(dma::Buffer::new(data.len())),
+    ));
     let mut done = done.unwrap();
     assert_eq!(done.result, Ok(()));
     data.copy_from_slice(done.data.buffer().unwrap());

@@ -122,13 +122,12 @@ fn content(below: &Below) -> Vec<u8> {
     let mut all = Vec::new();
     let len = 64 << 10;
     for offset in (0..SIZE).step_by(len) {
-        let done = queue.submit(volume::Request {
-            tag: 0,
-            op: volume::Op::Read,
+        let done = queue.submit(volume::Request::transfer(
+            0,
+            volume::Op::Read,
             offset,
-            len: len as u64,
-            data: dma::SegmentList::owned(dma::Buffer::new(len)),
-        });
+            dma::SegmentList::owned(dma::Buffer::new(len)),
+        ));
         let mut done = done.unwrap();
         assert_eq!(done.result, Ok(()));
         all.extend(done.data.buffer().unwrap().iter());

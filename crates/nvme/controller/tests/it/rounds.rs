@@ -9,8 +9,8 @@ use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use volume::{
-    Completion, CopyRequest, CopySource, Effect, FastPath, Fault, IoError, Op, OpKind, OpenQueue,
-    QueueState, Request, Volume, VolumeQueue,
+    Completion, Effect, FastPath, Fault, IoError, Op, OpKind, OpenQueue, QueueState, Request,
+    Volume, VolumeQueue,
 };
 
 const RINGS_OF: [Ring; 3] = [Ring::Register, Ring::Mapped, Ring::Shadow];
@@ -441,14 +441,6 @@ impl FastPath for NotedQueue {
         false
     }
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
-
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
-    }
 }
 
 struct Signals(Log);

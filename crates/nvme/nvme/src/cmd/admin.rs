@@ -63,15 +63,6 @@ pub struct CreateSqCdw11 {
     pub cqid: u16,
 }
 
-/// Dword 12 of Create I/O Submission Queue.
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct CreateSqCdw12 {
-    /// NVM Set Identifier; 0 for none.
-    pub nvmsetid: u16,
-    __: u16,
-}
-
 open_values! {
     /// Queue Priority of a submission queue (2 bits).
     pub QueuePriority: u8 {
@@ -163,17 +154,6 @@ open_values! {
         SUBSYSTEM_LOCAL_MEMORY = 0x03, "Subsystem Local Memory Command Set";
         COMPUTATIONAL_PROGRAMS = 0x04, "Computational Programs Command Set";
     }
-}
-
-/// Dword 14 of Identify, Get Features and Set Features, with the UUID Index.
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct UuidCdw14 {
-    /// UUID Index; 0 for none.
-    #[bits(7)]
-    pub uidx: u8,
-    #[bits(25)]
-    __: u32,
 }
 
 /// Dword 10 of Get Features (NVMe Base 2.1, 5.1.11).

@@ -4,7 +4,7 @@ use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::macros::{open_values, wire_layout};
+use crate::macros::{open_values, wire_layout, wire_struct};
 
 open_values! {
     /// Directive Type of a write command (NVMe Base 2.1, 8.1.8).
@@ -143,31 +143,17 @@ pub struct DsmCdw11 {
     __: u32,
 }
 
-/// A range of Dataset Management, 16 bytes (NVM Command Set 1.1, 3.3.3.1).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct DsmRange {
-    /// Context Attributes: access hints for the range.
-    pub cattr: U32,
-    /// Length in logical blocks, not zero-based.
-    pub nlb: U32,
-    /// Starting LBA of the range.
-    pub slba: U64,
+wire_struct! {
+    /// A range of Dataset Management, 16 bytes (NVM Command Set 1.1, 3.3.3.1).
+    pub struct DsmRange(16) {
+        /// Context Attributes: access hints for the range.
+        pub cattr @ 0: U32,
+        /// Length in logical blocks, not zero-based.
+        pub nlb @ 4: U32,
+        /// Starting LBA of the range.
+        pub slba @ 8: U64,
+    }
 }
-
-wire_layout!(DsmRange, 16, cattr @ 0, nlb @ 4, slba @ 8);
 
 /// Maximum number of ranges per Dataset Management command.
 pub const DSM_MAX_RANGES: usize = 256;

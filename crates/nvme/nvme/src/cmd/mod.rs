@@ -18,7 +18,7 @@ use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
-use crate::macros::{open_values, wire_layout};
+use crate::macros::{open_values, wire_struct};
 use crate::sgl::SglDescriptor;
 
 pub mod admin;
@@ -117,56 +117,39 @@ impl DataPointer {
     }
 }
 
-/// A submission queue entry, 64 bytes (NVMe Base 2.1, 4.1.1).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Command {
-    /// Opcode: an [`AdminOpcode`] or [`NvmOpcode`], depending on the queue.
-    pub opcode: u8,
-    /// Flags: Fused Operation (FUSE), and PRP or SGL for Data Transfer (PSDT).
-    pub flags: Flags,
-    /// Command Identifier.
-    pub cid: U16,
-    /// Namespace Identifier: 0 if the command uses none, [`NSID_BROADCAST`] for all namespaces.
-    pub nsid: U32,
-    /// Command dword 2.
-    pub cdw2: U32,
-    /// Command dword 3.
-    pub cdw3: U32,
-    /// Metadata Pointer.
-    pub mptr: U64,
-    /// Data Pointer.
-    pub dptr: DataPointer,
-    /// Command dword 10.
-    pub cdw10: U32,
-    /// Command dword 11.
-    pub cdw11: U32,
-    /// Command dword 12.
-    pub cdw12: U32,
-    /// Command dword 13.
-    pub cdw13: U32,
-    /// Command dword 14.
-    pub cdw14: U32,
-    /// Command dword 15.
-    pub cdw15: U32,
+wire_struct! {
+    /// A submission queue entry, 64 bytes (NVMe Base 2.1, 4.1.1).
+    pub struct Command(64) {
+        /// Opcode: an [`AdminOpcode`] or [`NvmOpcode`], depending on the queue.
+        pub opcode @ 0: u8,
+        /// Flags: Fused Operation (FUSE), and PRP or SGL for Data Transfer (PSDT).
+        pub flags @ 1: Flags,
+        /// Command Identifier.
+        pub cid @ 2: U16,
+        /// Namespace Identifier: 0 if the command uses none, [`NSID_BROADCAST`] for all namespaces.
+        pub nsid @ 4: U32,
+        /// Command dword 2.
+        pub cdw2 @ 8: U32,
+        /// Command dword 3.
+        pub cdw3 @ 12: U32,
+        /// Metadata Pointer.
+        pub mptr @ 16: U64,
+        /// Data Pointer.
+        pub dptr @ 24: DataPointer,
+        /// Command dword 10.
+        pub cdw10 @ 40: U32,
+        /// Command dword 11.
+        pub cdw11 @ 44: U32,
+        /// Command dword 12.
+        pub cdw12 @ 48: U32,
+        /// Command dword 13.
+        pub cdw13 @ 52: U32,
+        /// Command dword 14.
+        pub cdw14 @ 56: U32,
+        /// Command dword 15.
+        pub cdw15 @ 60: U32,
+    }
 }
-
-wire_layout!(
-    Command, 64, opcode @ 0, flags @ 1, cid @ 2, nsid @ 4, cdw2 @ 8, cdw3 @ 12, mptr @ 16, dptr @ 24, cdw10 @ 40,
-    cdw11 @ 44, cdw12 @ 48, cdw13 @ 52, cdw14 @ 56, cdw15 @ 60,
-);
 
 impl Command {
     /// Size of an entry as a power of two, for CC.IOSQES and the SQES field of Identify.

@@ -2,11 +2,10 @@
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::admin::Csi;
 use crate::identify::{Dps, Flbas, Nmic};
-use crate::macros::{open_values, wire_layout, zeroed_default};
+use crate::macros::{open_values, wire_struct};
 
 open_values! {
     /// Select field of Namespace Management (4 bits).
@@ -57,56 +56,50 @@ pub struct AttachmentCdw10 {
     __: u32,
 }
 
-/// Host-specified fields of a namespace to create, 4096 bytes: the fields with the same names in
-/// Identify Namespace, and those of the NVM command set ("NVM Command Set 1.1", 4.1.6).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct NewNamespace {
-    /// Namespace Size to create, in logical blocks.
-    pub nsze: U64,
-    /// Namespace Capacity to create, in logical blocks.
-    pub ncap: U64,
-    #[doc(hidden)]
-    pub reserved16: [u8; 10],
-    /// Formatted LBA Size.
-    pub flbas: Flbas,
-    #[doc(hidden)]
-    pub reserved27: [u8; 2],
-    /// End-to-end Data Protection Type Settings.
-    pub dps: Dps,
-    /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
-    pub nmic: Nmic,
-    #[doc(hidden)]
-    pub reserved31: [u8; 61],
-    /// ANA Group Identifier; 0 lets the controller choose.
-    pub anagrpid: U32,
-    #[doc(hidden)]
-    pub reserved96: [u8; 4],
-    /// NVM Set Identifier; 0 lets the controller choose.
-    pub nvmsetid: U16,
-    /// Endurance Group Identifier; 0 lets the controller choose.
-    pub endgid: U16,
-    #[doc(hidden)]
-    pub reserved104: [u8; 280],
-    /// Logical Block Storage Tag Mask.
-    pub lbstm: U64,
-    /// Number of Placement Handles.
-    pub nphndls: U16,
-    #[doc(hidden)]
-    pub reserved394: [u8; 118],
-    /// Placement Handle List: reclaim unit handle of each placement handle.
-    pub phndl: [U16; 128],
-    #[doc(hidden)]
-    pub reserved768: [u8; 256],
-    /// Vendor specific bytes.
-    pub vs: [u8; 3072],
+wire_struct! {
+    /// Host-specified fields of a namespace to create, 4096 bytes: the fields with the same names
+    /// in Identify Namespace, and those of the NVM command set ("NVM Command Set 1.1", 4.1.6).
+    pub struct NewNamespace(4096, zeroed) {
+        /// Namespace Size to create, in logical blocks.
+        pub nsze @ 0: U64,
+        /// Namespace Capacity to create, in logical blocks.
+        pub ncap @ 8: U64,
+        #[doc(hidden)]
+        pub reserved16 @ 16: [u8; 10],
+        /// Formatted LBA Size.
+        pub flbas @ 26: Flbas,
+        #[doc(hidden)]
+        pub reserved27 @ 27: [u8; 2],
+        /// End-to-end Data Protection Type Settings.
+        pub dps @ 29: Dps,
+        /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
+        pub nmic @ 30: Nmic,
+        #[doc(hidden)]
+        pub reserved31 @ 31: [u8; 61],
+        /// ANA Group Identifier; 0 lets the controller choose.
+        pub anagrpid @ 92: U32,
+        #[doc(hidden)]
+        pub reserved96 @ 96: [u8; 4],
+        /// NVM Set Identifier; 0 lets the controller choose.
+        pub nvmsetid @ 100: U16,
+        /// Endurance Group Identifier; 0 lets the controller choose.
+        pub endgid @ 102: U16,
+        #[doc(hidden)]
+        pub reserved104 @ 104: [u8; 280],
+        /// Logical Block Storage Tag Mask.
+        pub lbstm @ 384: U64,
+        /// Number of Placement Handles.
+        pub nphndls @ 392: U16,
+        #[doc(hidden)]
+        pub reserved394 @ 394: [u8; 118],
+        /// Placement Handle List: reclaim unit handle of each placement handle.
+        pub phndl @ 512: [U16; 128],
+        #[doc(hidden)]
+        pub reserved768 @ 768: [u8; 256],
+        /// Vendor specific bytes.
+        pub vs @ 1024: [u8; 3072],
+    }
 }
-
-wire_layout!(
-    NewNamespace, 4096, nsze @ 0, ncap @ 8, flbas @ 26, dps @ 29, nmic @ 30, anagrpid @ 92, nvmsetid @ 100,
-    endgid @ 102, lbstm @ 384, nphndls @ 392, phndl @ 512, vs @ 1024,
-);
-zeroed_default!(NewNamespace);
 
 impl NewNamespace {
     /// Returns whether all reserved bytes are zero.
@@ -125,6 +118,7 @@ impl NewNamespace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::{FromBytes, IntoBytes};
 
     #[test]
     fn namespace_management_dwords_encode() {

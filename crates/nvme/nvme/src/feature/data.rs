@@ -4,33 +4,19 @@ use bitfield_struct::bitfield;
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::macros::{open_values, wire_layout, zeroed_default};
+use crate::macros::{open_values, wire_struct};
 
-/// Data of [`Fid::TIMESTAMP`](super::Fid::TIMESTAMP), 8 bytes (NVMe Base 2.1, 5.1.25.1.7).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Timestamp {
-    /// Milliseconds since 1 January 1970 00:00 UTC: 48 bits, little endian.
-    pub ts: [u8; 6],
-    /// Synch and origin, only in data of Get Features.
-    pub attributes: TimestampAttributes,
-    #[doc(hidden)]
-    pub reserved7: u8,
+wire_struct! {
+    /// Data of [`Fid::TIMESTAMP`](super::Fid::TIMESTAMP), 8 bytes (NVMe Base 2.1, 5.1.25.1.7).
+    pub struct Timestamp(8) {
+        /// Milliseconds since 1 January 1970 00:00 UTC: 48 bits, little endian.
+        pub ts @ 0: [u8; 6],
+        /// Synch and origin, only in data of Get Features.
+        pub attributes @ 6: TimestampAttributes,
+        #[doc(hidden)]
+        pub reserved7 @ 7: u8,
+    }
 }
-
-wire_layout!(Timestamp, 8, ts @ 0, attributes @ 6);
 
 impl Timestamp {
     /// Creates a timestamp from the lower 48 bits of `milliseconds`.
@@ -71,28 +57,25 @@ open_values! {
     }
 }
 
-/// Data of [`Fid::HOST_BEHAVIOR_SUPPORT`](super::Fid::HOST_BEHAVIOR_SUPPORT), 512 bytes
-/// (NVMe Base 2.1, 5.1.25.1.14).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct HostBehavior {
-    /// Advanced Command Retry Enable: 1 when the host supports Command Interrupted and Command
-    /// Retry Delay.
-    pub acre: u8,
-    /// Extended Telemetry Data Area 4 Supported.
-    pub etdas: u8,
-    /// LBA Format Extension Enable.
-    pub lbafee: u8,
-    /// Host Dispersed Namespace Support.
-    pub hdisns: u8,
-    /// Copy Descriptor Formats Enable.
-    pub cdfe: U16,
-    #[doc(hidden)]
-    pub reserved6: [u8; 506],
+wire_struct! {
+    /// Data of [`Fid::HOST_BEHAVIOR_SUPPORT`](super::Fid::HOST_BEHAVIOR_SUPPORT), 512 bytes
+    /// (NVMe Base 2.1, 5.1.25.1.14).
+    pub struct HostBehavior(512, zeroed) {
+        /// Advanced Command Retry Enable: 1 when the host supports Command Interrupted and Command
+        /// Retry Delay.
+        pub acre @ 0: u8,
+        /// Extended Telemetry Data Area 4 Supported.
+        pub etdas @ 1: u8,
+        /// LBA Format Extension Enable.
+        pub lbafee @ 2: u8,
+        /// Host Dispersed Namespace Support.
+        pub hdisns @ 3: u8,
+        /// Copy Descriptor Formats Enable.
+        pub cdfe @ 4: U16,
+        #[doc(hidden)]
+        pub reserved6 @ 6: [u8; 506],
+    }
 }
-
-wire_layout!(HostBehavior, 512, acre @ 0, etdas @ 1, lbafee @ 2, hdisns @ 3, cdfe @ 4);
-zeroed_default!(HostBehavior);
 
 #[cfg(test)]
 mod tests {

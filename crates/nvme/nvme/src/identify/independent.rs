@@ -6,49 +6,43 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::namespace_bits::{Fpi, Nmic, Nsattr, Rescap};
-use crate::macros::{wire_layout, zeroed_default};
+use crate::macros::wire_struct;
 
-/// Properties of a namespace that do not depend on the command set, 4096 bytes.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct IndependentNamespace {
-    /// Common Namespace Features.
-    pub nsfeat: IndependentNsfeat,
-    /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
-    pub nmic: Nmic,
-    /// Reservation Capabilities.
-    pub rescap: Rescap,
-    /// Format Progress Indicator.
-    pub fpi: Fpi,
-    /// ANA Group Identifier.
-    pub anagrpid: U32,
-    /// Namespace Attributes.
-    pub nsattr: Nsattr,
-    #[doc(hidden)]
-    pub reserved9: u8,
-    /// NVM Set Identifier.
-    pub nvmsetid: U16,
-    /// Endurance Group Identifier.
-    pub endgid: U16,
-    /// Namespace Status.
-    pub nstat: Nstat,
-    /// Key Per I/O Status.
-    pub kpios: u8,
-    /// Maximum Key Tag.
-    pub maxkt: U16,
-    #[doc(hidden)]
-    pub reserved18: [u8; 2],
-    /// Reachability Group Identifier.
-    pub rgrpid: U32,
-    #[doc(hidden)]
-    pub reserved24: [u8; 4072],
+wire_struct! {
+    /// Properties of a namespace that do not depend on the command set, 4096 bytes.
+    pub struct IndependentNamespace(4096, zeroed) {
+        /// Common Namespace Features.
+        pub nsfeat @ 0: IndependentNsfeat,
+        /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
+        pub nmic @ 1: Nmic,
+        /// Reservation Capabilities.
+        pub rescap @ 2: Rescap,
+        /// Format Progress Indicator.
+        pub fpi @ 3: Fpi,
+        /// ANA Group Identifier.
+        pub anagrpid @ 4: U32,
+        /// Namespace Attributes.
+        pub nsattr @ 8: Nsattr,
+        #[doc(hidden)]
+        pub reserved9 @ 9: u8,
+        /// NVM Set Identifier.
+        pub nvmsetid @ 10: U16,
+        /// Endurance Group Identifier.
+        pub endgid @ 12: U16,
+        /// Namespace Status.
+        pub nstat @ 14: Nstat,
+        /// Key Per I/O Status.
+        pub kpios @ 15: u8,
+        /// Maximum Key Tag.
+        pub maxkt @ 16: U16,
+        #[doc(hidden)]
+        pub reserved18 @ 18: [u8; 2],
+        /// Reachability Group Identifier.
+        pub rgrpid @ 20: U32,
+        #[doc(hidden)]
+        pub reserved24 @ 24: [u8; 4072],
+    }
 }
-
-wire_layout!(
-    IndependentNamespace, 4096, nsfeat @ 0, nmic @ 1, rescap @ 2, fpi @ 3, anagrpid @ 4, nsattr @ 8, nvmsetid @ 10,
-    endgid @ 12, nstat @ 14, kpios @ 15, maxkt @ 16, rgrpid @ 20,
-);
-zeroed_default!(IndependentNamespace);
 
 /// NSFEAT field of the command set independent structure: Common Namespace Features.
 #[bitfield(u8)]

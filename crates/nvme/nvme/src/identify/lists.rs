@@ -1,24 +1,22 @@
 //! Lists of identifiers: NVMe Base 2.1, 4.6 and 5.1.13.2.
 
 use bitfield_struct::bitfield;
-use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::macros::{wire_layout, zeroed_default};
+use crate::macros::wire_struct;
 
-/// Namespace List, 4096 bytes: ascending NSIDs, ended by a zero or the end of the page (NVMe Base
-/// 2.1, 4.6.2).
-///
-/// Identify returns this list for CNS 02h, 07h, 10h and 1Ah. The Changed Namespace List log page
-/// has the same format.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct NsidList {
-    /// Identifiers; unused entries are zero.
-    pub nsid: [U32; 1024],
+wire_struct! {
+    /// Namespace List, 4096 bytes: ascending NSIDs, ended by a zero or the end of the page (NVMe
+    /// Base 2.1, 4.6.2).
+    ///
+    /// Identify returns this list for CNS 02h, 07h, 10h and 1Ah. The Changed Namespace List log
+    /// page has the same format.
+    pub struct NsidList(4096, zeroed) {
+        /// Identifiers; unused entries are zero.
+        pub nsid @ 0: [U32; 1024],
+    }
 }
-
-wire_layout!(NsidList, 4096, nsid @ 0);
 
 impl NsidList {
     /// Maximum number of NSIDs in a list.
@@ -45,17 +43,16 @@ impl FromIterator<u32> for NsidList {
     }
 }
 
-/// Controller List, 4096 bytes (NVMe Base 2.1, 4.6.1), which Identify returns for CNS 12h and 13h.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct ControllerList {
-    /// Number of Identifiers.
-    pub numid: U16,
-    /// Controller IDs in ascending order, of which the first `numid` are valid.
-    pub cntlid: [U16; 2047],
+wire_struct! {
+    /// Controller List, 4096 bytes (NVMe Base 2.1, 4.6.1), which Identify returns for CNS 12h and
+    /// 13h.
+    pub struct ControllerList(4096, zeroed) {
+        /// Number of Identifiers.
+        pub numid @ 0: U16,
+        /// Controller IDs in ascending order, of which the first `numid` are valid.
+        pub cntlid @ 2: [U16; 2047],
+    }
 }
-
-wire_layout!(ControllerList, 4096, numid @ 0, cntlid @ 2);
 
 impl ControllerList {
     /// Maximum number of controller IDs in a list.
@@ -85,17 +82,15 @@ impl FromIterator<u16> for ControllerList {
     }
 }
 
-/// Endurance Group List (CNS 19h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.16).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct EnduranceGroupList {
-    /// Number of Identifiers.
-    pub numid: U16,
-    /// Endurance Group identifiers in ascending order, of which the first `numid` are valid.
-    pub endgid: [U16; 2047],
+wire_struct! {
+    /// Endurance Group List (CNS 19h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.16).
+    pub struct EnduranceGroupList(4096, zeroed) {
+        /// Number of Identifiers.
+        pub numid @ 0: U16,
+        /// Endurance Group identifiers in ascending order, of which the first `numid` are valid.
+        pub endgid @ 2: [U16; 2047],
+    }
 }
-
-wire_layout!(EnduranceGroupList, 4096, numid @ 0, endgid @ 2);
 
 impl FromIterator<u16> for EnduranceGroupList {
     /// Creates a list of as many identifiers as fit, in the given order. The standard requires
@@ -130,182 +125,14 @@ pub struct IoCommandSetVector {
     __: u64,
 }
 
-/// Identify I/O Command Set data structure (CNS 1Ch), 4096 bytes.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct IoCommandSets {
-    /// Supported combinations, one of which the I/O Command Set Profile feature selects by its
-    /// index.
-    pub combinations: [IoCommandSetVector; 512],
+wire_struct! {
+    /// Identify I/O Command Set data structure (CNS 1Ch), 4096 bytes.
+    pub struct IoCommandSets(4096, zeroed) {
+        /// Supported combinations, one of which the I/O Command Set Profile feature selects by its
+        /// index.
+        pub combinations @ 0: [IoCommandSetVector; 512],
+    }
 }
-
-wire_layout!(IoCommandSets, 4096, combinations @ 0);
-
-/// Namespace Granularity Descriptor, 16 bytes.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Granularity {
-    /// Namespace Size Granularity, in bytes.
-    pub nszegran: U64,
-    /// Namespace Capacity Granularity, in bytes.
-    pub ncapgran: U64,
-}
-
-/// Namespace Granularity List (CNS 16h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.13).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct GranularityList {
-    /// Namespace Granularity Attributes: bit 0 is set when each LBA format has a descriptor of its
-    /// own.
-    pub attributes: U32,
-    /// Number of Descriptors, zero-based.
-    pub nod_z: u8,
-    #[doc(hidden)]
-    pub reserved5: [u8; 27],
-    /// Granularity descriptors, of which the first `nod_z + 1` are valid.
-    pub descriptors: [Granularity; 16],
-    #[doc(hidden)]
-    pub reserved288: [u8; 3808],
-}
-
-wire_layout!(Granularity, 16, nszegran @ 0, ncapgran @ 8);
-wire_layout!(GranularityList, 4096, attributes @ 0, nod_z @ 4, descriptors @ 32);
-
-/// Entry of the UUID List, 32 bytes. An all-zero UUID ends the list.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct UuidEntry {
-    /// Identifier Association in bits 1:0: 0 none, 1 PCI vendor, 2 PCI subsystem vendor.
-    pub header: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 15],
-    /// UUID, big endian.
-    pub uuid: [u8; 16],
-}
-
-/// UUID List (CNS 17h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.14).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct UuidList {
-    #[doc(hidden)]
-    pub reserved0: [u8; 32],
-    /// Entries of the list; UUID Index 1 refers to the first.
-    pub entries: [UuidEntry; 127],
-}
-
-wire_layout!(UuidEntry, 32, header @ 0, uuid @ 16);
-wire_layout!(UuidList, 4096, entries @ 32);
-
-/// Domain Attributes Entry, 128 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
-#[repr(C)]
-pub struct Domain {
-    /// Domain Identifier.
-    pub did: U16,
-    #[doc(hidden)]
-    pub reserved2: [u8; 14],
-    /// Total Domain Capacity, in bytes.
-    pub tdc: U128,
-    /// Unallocated Domain Capacity, in bytes.
-    pub udc: U128,
-    /// Max Endurance Group Domain Capacity, in bytes.
-    pub megdc: U128,
-    #[doc(hidden)]
-    pub reserved64: [u8; 64],
-}
-
-/// Domain List (CNS 18h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.15).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct DomainList {
-    /// Number of entries.
-    pub nument: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 127],
-    /// Entries in ascending order of DID, of which the first `nument` are valid.
-    pub entries: [Domain; 31],
-}
-
-wire_layout!(Domain, 128, did @ 0, tdc @ 16, udc @ 32, megdc @ 48);
-wire_layout!(DomainList, 4096, nument @ 0, entries @ 128);
-
-/// NVM Set Attributes Entry, 128 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
-#[repr(C)]
-pub struct NvmSet {
-    /// NVM Set Identifier.
-    pub nvmsetid: U16,
-    /// Endurance Group Identifier.
-    pub endgid: U16,
-    #[doc(hidden)]
-    pub reserved4: [u8; 4],
-    /// Random 4 KiB Read Typical, in units of 100 ns.
-    pub rr4kt: U32,
-    /// Optimal Write Size, in bytes.
-    pub ows: U32,
-    /// Total NVM Set Capacity, in bytes.
-    pub tnvmsetcap: U128,
-    /// Unallocated NVM Set Capacity, in bytes.
-    pub unvmsetcap: U128,
-    #[doc(hidden)]
-    pub reserved48: [u8; 80],
-}
-
-/// NVM Set List (CNS 04h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.4).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct NvmSetList {
-    /// Number of Identifiers.
-    pub numid: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 127],
-    /// Entries in ascending order of NVMSETID, of which the first `numid` are valid.
-    pub entries: [NvmSet; 31],
-}
-
-wire_layout!(NvmSet, 128, nvmsetid @ 0, endgid @ 2, rr4kt @ 8, ows @ 12, tnvmsetcap @ 16, unvmsetcap @ 32);
-wire_layout!(NvmSetList, 4096, numid @ 0, entries @ 128);
-
-zeroed_default!(
-    NsidList,
-    ControllerList,
-    EnduranceGroupList,
-    IoCommandSets,
-    GranularityList,
-    UuidList,
-    Domain,
-    DomainList,
-    NvmSet,
-    NvmSetList,
-);
 
 #[cfg(test)]
 mod tests {

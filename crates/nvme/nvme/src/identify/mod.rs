@@ -7,8 +7,7 @@
 //!
 //! ```
 //! use nvme::identify::{Ascii, Flbas, IdentifyController, IdentifyNamespace, LbaFormat, Oncs, QueueEntrySize};
-//! use zerocopy::IntoBytes;
-//!
+//! //!
 //! let mut controller = IdentifyController {
 //!     sn: Ascii::new("0001").expect("20 printable characters at most"),
 //!     mdts: 8,
@@ -33,8 +32,7 @@
 //!
 //! ```
 //! use nvme::identify::{IdentifyController, IdentifyNamespace};
-//! use zerocopy::FromBytes;
-//!
+//! //!
 //! # let mut page = [0u8; 4096];
 //! # page[4..24].copy_from_slice(b"0001                ");
 //! # page[77] = 8;
@@ -67,10 +65,7 @@ pub use controller_bits::{
 };
 pub use descriptors::{Descriptor, Descriptors, NamespaceDescriptors, Nidt};
 pub use independent::{IndependentNamespace, IndependentNsfeat, Nstat};
-pub use lists::{
-    ControllerList, Domain, DomainList, EnduranceGroupList, Granularity, GranularityList,
-    IoCommandSetVector, IoCommandSets, NsidList, NvmSet, NvmSetList, UuidEntry, UuidList,
-};
+pub use lists::{ControllerList, EnduranceGroupList, IoCommandSetVector, IoCommandSets, NsidList};
 pub use namespace::{IdentifyNamespace, LbaFormat, RelativePerformance};
 pub use namespace_bits::{Dlfeat, Dpc, Dps, Flbas, Fpi, Mc, Nmic, Nsattr, Nsfeat, Pic, Rescap};
 pub use nvm::{NvmController, NvmNamespace};

@@ -6,109 +6,100 @@ use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::namespace_bits::{Dlfeat, Dpc, Dps, Flbas, Fpi, Mc, Nmic, Nsattr, Nsfeat, Rescap};
-use crate::macros::{wire_layout, zeroed_default};
+use crate::macros::wire_struct;
 
-/// Properties of a namespace of the NVM command set, 4096 bytes; all zeroes for an inactive NSID.
-/// Sizes are in logical blocks unless stated otherwise.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct IdentifyNamespace {
-    /// Namespace Size.
-    pub nsze: U64,
-    /// Namespace Capacity: maximum number of blocks that can be allocated.
-    pub ncap: U64,
-    /// Namespace Utilization: number of blocks currently allocated.
-    pub nuse: U64,
-    /// Namespace Features.
-    pub nsfeat: Nsfeat,
-    /// Number of LBA Formats, zero-based.
-    pub nlbaf_z: u8,
-    /// Formatted LBA Size; see [`Self::formatted`].
-    pub flbas: Flbas,
-    /// Metadata Capabilities.
-    pub mc: Mc,
-    /// End-to-end Data Protection Capabilities.
-    pub dpc: Dpc,
-    /// End-to-end Data Protection Type Settings.
-    pub dps: Dps,
-    /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
-    pub nmic: Nmic,
-    /// Reservation Capabilities.
-    pub rescap: Rescap,
-    /// Format Progress Indicator.
-    pub fpi: Fpi,
-    /// Deallocate Logical Block Features.
-    pub dlfeat: Dlfeat,
-    /// Namespace Atomic Write Unit Normal, zero-based.
-    pub nawun_z: U16,
-    /// Namespace Atomic Write Unit Power Fail, zero-based.
-    pub nawupf_z: U16,
-    /// Namespace Atomic Compare and Write Unit, zero-based.
-    pub nacwu_z: U16,
-    /// Namespace Atomic Boundary Size Normal, zero-based; 0 for no boundary.
-    pub nabsn_z: U16,
-    /// Namespace Atomic Boundary Offset.
-    pub nabo: U16,
-    /// Namespace Atomic Boundary Size Power Fail, zero-based; 0 for no boundary.
-    pub nabspf_z: U16,
-    /// Namespace Optimal I/O Boundary; 0 for none.
-    pub noiob: U16,
-    /// NVM Capacity, in bytes.
-    pub nvmcap: U128,
-    /// Namespace Preferred Write Granularity, zero-based.
-    pub npwg_z: U16,
-    /// Namespace Preferred Write Alignment, zero-based.
-    pub npwa_z: U16,
-    /// Namespace Preferred Deallocate Granularity, zero-based.
-    pub npdg_z: U16,
-    /// Namespace Preferred Deallocate Alignment, zero-based.
-    pub npda_z: U16,
-    /// Namespace Optimal Write Size, zero-based.
-    pub nows_z: U16,
-    /// Maximum Single Source Range Length of Copy.
-    pub mssrl: U16,
-    /// Maximum Copy Length: blocks of one Copy command.
-    pub mcl: U32,
-    /// Maximum Source Range Count of Copy, zero-based.
-    pub msrc_z: u8,
-    /// Key Per I/O Status.
-    pub kpios: u8,
-    /// Number of Unique Attribute LBA Formats.
-    pub nulbaf: u8,
-    #[doc(hidden)]
-    pub reserved83: u8,
-    /// Key Per I/O Data Access Alignment and Granularity.
-    pub kpiodaag: U32,
-    #[doc(hidden)]
-    pub reserved88: [u8; 4],
-    /// ANA Group Identifier.
-    pub anagrpid: U32,
-    #[doc(hidden)]
-    pub reserved96: [u8; 3],
-    /// Namespace Attributes.
-    pub nsattr: Nsattr,
-    /// NVM Set Identifier.
-    pub nvmsetid: U16,
-    /// Endurance Group Identifier.
-    pub endgid: U16,
-    /// Namespace Globally Unique Identifier, big endian; all zeroes for none.
-    pub nguid: [u8; 16],
-    /// IEEE Extended Unique Identifier, big endian; all zeroes for none.
-    pub eui64: [u8; 8],
-    /// LBA Formats, of which `nlbaf_z + 1` (and `nulbaf` more) are valid.
-    pub lbaf: [LbaFormat; 64],
-    /// Vendor specific.
-    pub vs: [u8; 3712],
+wire_struct! {
+    /// Properties of a namespace of the NVM command set, 4096 bytes; all zeroes for an inactive
+    /// NSID. Sizes are in logical blocks unless stated otherwise.
+    pub struct IdentifyNamespace(4096, zeroed) {
+        /// Namespace Size.
+        pub nsze @ 0: U64,
+        /// Namespace Capacity: maximum number of blocks that can be allocated.
+        pub ncap @ 8: U64,
+        /// Namespace Utilization: number of blocks currently allocated.
+        pub nuse @ 16: U64,
+        /// Namespace Features.
+        pub nsfeat @ 24: Nsfeat,
+        /// Number of LBA Formats, zero-based.
+        pub nlbaf_z @ 25: u8,
+        /// Formatted LBA Size; see [`Self::formatted`].
+        pub flbas @ 26: Flbas,
+        /// Metadata Capabilities.
+        pub mc @ 27: Mc,
+        /// End-to-end Data Protection Capabilities.
+        pub dpc @ 28: Dpc,
+        /// End-to-end Data Protection Type Settings.
+        pub dps @ 29: Dps,
+        /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
+        pub nmic @ 30: Nmic,
+        /// Reservation Capabilities.
+        pub rescap @ 31: Rescap,
+        /// Format Progress Indicator.
+        pub fpi @ 32: Fpi,
+        /// Deallocate Logical Block Features.
+        pub dlfeat @ 33: Dlfeat,
+        /// Namespace Atomic Write Unit Normal, zero-based.
+        pub nawun_z @ 34: U16,
+        /// Namespace Atomic Write Unit Power Fail, zero-based.
+        pub nawupf_z @ 36: U16,
+        /// Namespace Atomic Compare and Write Unit, zero-based.
+        pub nacwu_z @ 38: U16,
+        /// Namespace Atomic Boundary Size Normal, zero-based; 0 for no boundary.
+        pub nabsn_z @ 40: U16,
+        /// Namespace Atomic Boundary Offset.
+        pub nabo @ 42: U16,
+        /// Namespace Atomic Boundary Size Power Fail, zero-based; 0 for no boundary.
+        pub nabspf_z @ 44: U16,
+        /// Namespace Optimal I/O Boundary; 0 for none.
+        pub noiob @ 46: U16,
+        /// NVM Capacity, in bytes.
+        pub nvmcap @ 48: U128,
+        /// Namespace Preferred Write Granularity, zero-based.
+        pub npwg_z @ 64: U16,
+        /// Namespace Preferred Write Alignment, zero-based.
+        pub npwa_z @ 66: U16,
+        /// Namespace Preferred Deallocate Granularity, zero-based.
+        pub npdg_z @ 68: U16,
+        /// Namespace Preferred Deallocate Alignment, zero-based.
+        pub npda_z @ 70: U16,
+        /// Namespace Optimal Write Size, zero-based.
+        pub nows_z @ 72: U16,
+        /// Maximum Single Source Range Length of Copy.
+        pub mssrl @ 74: U16,
+        /// Maximum Copy Length: blocks of one Copy command.
+        pub mcl @ 76: U32,
+        /// Maximum Source Range Count of Copy, zero-based.
+        pub msrc_z @ 80: u8,
+        /// Key Per I/O Status.
+        pub kpios @ 81: u8,
+        /// Number of Unique Attribute LBA Formats.
+        pub nulbaf @ 82: u8,
+        #[doc(hidden)]
+        pub reserved83 @ 83: u8,
+        /// Key Per I/O Data Access Alignment and Granularity.
+        pub kpiodaag @ 84: U32,
+        #[doc(hidden)]
+        pub reserved88 @ 88: [u8; 4],
+        /// ANA Group Identifier.
+        pub anagrpid @ 92: U32,
+        #[doc(hidden)]
+        pub reserved96 @ 96: [u8; 3],
+        /// Namespace Attributes.
+        pub nsattr @ 99: Nsattr,
+        /// NVM Set Identifier.
+        pub nvmsetid @ 100: U16,
+        /// Endurance Group Identifier.
+        pub endgid @ 102: U16,
+        /// Namespace Globally Unique Identifier, big endian; all zeroes for none.
+        pub nguid @ 104: [u8; 16],
+        /// IEEE Extended Unique Identifier, big endian; all zeroes for none.
+        pub eui64 @ 120: [u8; 8],
+        /// LBA Formats, of which `nlbaf_z + 1` (and `nulbaf` more) are valid.
+        pub lbaf @ 128: [LbaFormat; 64],
+        /// Vendor specific.
+        pub vs @ 384: [u8; 3712],
+    }
 }
-
-wire_layout!(
-    IdentifyNamespace, 4096, nsze @ 0, ncap @ 8, nuse @ 16, nsfeat @ 24, nlbaf_z @ 25, flbas @ 26, mc @ 27, dpc @ 28,
-    dps @ 29, nmic @ 30, rescap @ 31, fpi @ 32, dlfeat @ 33, nawun_z @ 34, nawupf_z @ 36, nacwu_z @ 38, nabsn_z @ 40,
-    nabo @ 42, nabspf_z @ 44, noiob @ 46, nvmcap @ 48, npwg_z @ 64, npwa_z @ 66, npdg_z @ 68, npda_z @ 70,
-    nows_z @ 72, mssrl @ 74, mcl @ 76, msrc_z @ 80, kpios @ 81, nulbaf @ 82, kpiodaag @ 84, anagrpid @ 92,
-    nsattr @ 99, nvmsetid @ 100, endgid @ 102, nguid @ 104, eui64 @ 120, lbaf @ 128, vs @ 384,
-);
-zeroed_default!(IdentifyNamespace);
 
 impl IdentifyNamespace {
     /// Returns the number of valid formats in `lbaf`, including those with unique attributes: 1 to
@@ -130,31 +121,17 @@ impl IdentifyNamespace {
     }
 }
 
-/// LBA Format, 4 bytes (NVM Command Set 1.1, 4.1.5.1).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct LbaFormat {
-    /// Metadata Size, in bytes.
-    pub ms: U16,
-    /// LBA Data Size in bytes as a power of two; 0 when the format is not available.
-    pub lbads: u8,
-    /// Relative Performance.
-    pub rp: RelativePerformance,
+wire_struct! {
+    /// LBA Format, 4 bytes (NVM Command Set 1.1, 4.1.5.1).
+    pub struct LbaFormat(4) {
+        /// Metadata Size, in bytes.
+        pub ms @ 0: U16,
+        /// LBA Data Size in bytes as a power of two; 0 when the format is not available.
+        pub lbads @ 2: u8,
+        /// Relative Performance.
+        pub rp @ 3: RelativePerformance,
+    }
 }
-
-wire_layout!(LbaFormat, 4, ms @ 0, lbads @ 2, rp @ 3);
 
 /// Relative Performance of an LBA format.
 #[bitfield(u8)]

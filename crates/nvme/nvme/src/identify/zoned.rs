@@ -82,16 +82,15 @@ wire_layout!(
     numzrwa_z @ 44, zrwafg @ 48, zrwasz @ 50, zrwacap @ 52, lbafe @ 2816, vs @ 3840,
 );
 
-/// Zoned Namespace command set specific Identify Controller (CNS 06h, CSI 02h), 4096 bytes.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct ZonedController {
-    /// Zone Append Size Limit: a power of two of pages of CAP.MPSMIN, like MDTS; 0 for the limit of
-    /// MDTS.
-    pub zasl: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 4095],
+wire_struct! {
+    /// Zoned Namespace command set specific Identify Controller (CNS 06h, CSI 02h), 4096 bytes.
+    pub struct ZonedController(4096, zeroed) {
+        /// Zone Append Size Limit: a power of two of pages of CAP.MPSMIN, like MDTS; 0 for the
+        /// limit of MDTS.
+        pub zasl @ 0: u8,
+        #[doc(hidden)]
+        pub reserved1 @ 1: [u8; 4095],
+    }
 }
 
-wire_layout!(ZonedController, 4096, zasl @ 0);
-zeroed_default!(ZonedNamespace, ZonedController);
+zeroed_default!(ZonedNamespace);

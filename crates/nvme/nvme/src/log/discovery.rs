@@ -1,10 +1,10 @@
 //! Discovery log page: NVMe Base 2.1, 5.1.12.3.1.
 
+use zerocopy::Unaligned;
 use zerocopy::little_endian::{U16, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::identify::{Ascii, Nqn};
-use crate::macros::{open_values, wire_layout, zeroed_default};
+use crate::macros::{open_values, wire_struct};
 
 open_values! {
     /// Transport Type (TRTYPE).
@@ -60,61 +60,53 @@ pub const TREQ_NO_SQ_FLOW_CONTROL: u8 = 4;
 /// CNTLID of a record of the dynamic controller model.
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
 
-/// Header of the Discovery log page, 1024 bytes, which the records follow.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct DiscoveryHeader {
-    /// Generation Counter, which changes whenever the log page changes.
-    pub genctr: U64,
-    /// Number of Records.
-    pub numrec: U64,
-    /// Record Format, 0.
-    pub recfmt: U16,
-    #[doc(hidden)]
-    pub reserved18: [u8; 1006],
+wire_struct! {
+    /// Header of the Discovery log page, 1024 bytes, which the records follow.
+    pub struct DiscoveryHeader(1024, zeroed) {
+        /// Generation Counter, which changes whenever the log page changes.
+        pub genctr @ 0: U64,
+        /// Number of Records.
+        pub numrec @ 8: U64,
+        /// Record Format, 0.
+        pub recfmt @ 16: U16,
+        #[doc(hidden)]
+        pub reserved18 @ 18: [u8; 1006],
+    }
 }
 
-wire_layout!(DiscoveryHeader, 1024, genctr @ 0, numrec @ 8, recfmt @ 16);
-
-/// Discovery log entry, 1024 bytes: a path to a subsystem.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct DiscoveryRecord {
-    /// Transport Type.
-    pub trtype: TransportType,
-    /// Address Family.
-    pub adrfam: AddressFamily,
-    /// Subsystem Type.
-    pub subtype: SubsystemType,
-    /// Transport Requirements.
-    pub treq: u8,
-    /// Port ID.
-    pub portid: U16,
-    /// Controller ID: [`CNTLID_DYNAMIC`], or FFFEh for any static controller.
-    pub cntlid: U16,
-    /// Admin Max SQ Size, in entries.
-    pub asqsz: U16,
-    /// Entry Flags.
-    pub eflags: U16,
-    #[doc(hidden)]
-    pub reserved12: [u8; 20],
-    /// Transport Service Identifier, for example the TCP port number.
-    pub trsvcid: Ascii<32>,
-    #[doc(hidden)]
-    pub reserved64: [u8; 192],
-    /// NVM Subsystem Qualified Name.
-    pub subnqn: Nqn,
-    /// Transport Address.
-    pub traddr: Ascii<256>,
-    /// Transport Specific Address Subtype. For TCP, the first byte is a [`TcpSecurity`].
-    pub tsas: [u8; 256],
+wire_struct! {
+    /// Discovery log entry, 1024 bytes: a path to a subsystem.
+    pub struct DiscoveryRecord(1024, zeroed) {
+        /// Transport Type.
+        pub trtype @ 0: TransportType,
+        /// Address Family.
+        pub adrfam @ 1: AddressFamily,
+        /// Subsystem Type.
+        pub subtype @ 2: SubsystemType,
+        /// Transport Requirements.
+        pub treq @ 3: u8,
+        /// Port ID.
+        pub portid @ 4: U16,
+        /// Controller ID: [`CNTLID_DYNAMIC`], or FFFEh for any static controller.
+        pub cntlid @ 6: U16,
+        /// Admin Max SQ Size, in entries.
+        pub asqsz @ 8: U16,
+        /// Entry Flags.
+        pub eflags @ 10: U16,
+        #[doc(hidden)]
+        pub reserved12 @ 12: [u8; 20],
+        /// Transport Service Identifier, for example the TCP port number.
+        pub trsvcid @ 32: Ascii<32>,
+        #[doc(hidden)]
+        pub reserved64 @ 64: [u8; 192],
+        /// NVM Subsystem Qualified Name.
+        pub subnqn @ 256: Nqn,
+        /// Transport Address.
+        pub traddr @ 512: Ascii<256>,
+        /// Transport Specific Address Subtype. For TCP, the first byte is a [`TcpSecurity`].
+        pub tsas @ 768: [u8; 256],
+    }
 }
-
-wire_layout!(
-    DiscoveryRecord, 1024, trtype @ 0, adrfam @ 1, subtype @ 2, treq @ 3, portid @ 4, cntlid @ 6, asqsz @ 8,
-    eflags @ 10, trsvcid @ 32, subnqn @ 256, traddr @ 512, tsas @ 768,
-);
-zeroed_default!(DiscoveryHeader, DiscoveryRecord);
 
 impl DiscoveryRecord {
     /// Returns the security type of a TCP port.
@@ -126,6 +118,7 @@ impl DiscoveryRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     #[test]
     fn discovery_record_matches_wire_layout() {

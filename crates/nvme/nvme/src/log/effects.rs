@@ -4,21 +4,19 @@ use bitfield_struct::bitfield;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::macros::{wire_layout, zeroed_default};
+use crate::macros::wire_struct;
 
-/// Commands Supported and Effects log, 4096 bytes (NVMe Base 2.1, 5.1.12.1.6).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct CommandsSupported {
-    /// Effects of Admin commands, by opcode.
-    pub acs: [CommandEffects; 256],
-    /// Effects of I/O commands of the requested command set, by opcode.
-    pub iocs: [CommandEffects; 256],
-    #[doc(hidden)]
-    pub reserved2048: [u8; 2048],
+wire_struct! {
+    /// Commands Supported and Effects log, 4096 bytes (NVMe Base 2.1, 5.1.12.1.6).
+    pub struct CommandsSupported(4096, zeroed) {
+        /// Effects of Admin commands, by opcode.
+        pub acs @ 0: [CommandEffects; 256],
+        /// Effects of I/O commands of the requested command set, by opcode.
+        pub iocs @ 1024: [CommandEffects; 256],
+        #[doc(hidden)]
+        pub reserved2048 @ 2048: [u8; 2048],
+    }
 }
-
-wire_layout!(CommandsSupported, 4096, acs @ 0, iocs @ 1024);
 
 /// Effects of a command, and whether it is supported.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
@@ -51,15 +49,13 @@ pub struct CommandEffects {
     pub csp: u16,
 }
 
-/// Supported Log Pages log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.1).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct SupportedLogPages {
-    /// Support of log pages, by log page identifier.
-    pub lids: [LidSupported; 256],
+wire_struct! {
+    /// Supported Log Pages log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.1).
+    pub struct SupportedLogPages(1024, zeroed) {
+        /// Support of log pages, by log page identifier.
+        pub lids @ 0: [LidSupported; 256],
+    }
 }
-
-wire_layout!(SupportedLogPages, 1024, lids @ 0);
 
 /// LID Supported and Effects data structure, for one log page.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
@@ -75,15 +71,13 @@ pub struct LidSupported {
     pub lidsp: u16,
 }
 
-/// Feature Identifiers Supported and Effects log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.18).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct FeaturesSupported {
-    /// Support of features and effects of setting them, by feature identifier.
-    pub fids: [FeatureEffects; 256],
+wire_struct! {
+    /// Feature Identifiers Supported and Effects log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.18).
+    pub struct FeaturesSupported(1024, zeroed) {
+        /// Support of features and effects of setting them, by feature identifier.
+        pub fids @ 0: [FeatureEffects; 256],
+    }
 }
-
-wire_layout!(FeaturesSupported, 1024, fids @ 0);
 
 /// FID Supported and Effects data structure, for one feature.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
@@ -108,8 +102,6 @@ pub struct FeatureEffects {
     #[bits(12)]
     pub fsp: u16,
 }
-
-zeroed_default!(CommandsSupported, SupportedLogPages, FeaturesSupported);
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Lid, SanitizeStatus};
 use crate::identify::{Ascii, Dps, Flbas, Fna, Nmic, Nqn, Sanicap};
-use crate::macros::{open_values, wire_layout, wire_struct, zeroed_default};
+use crate::macros::{open_values, wire_struct};
 
 open_values! {
     /// Action of Get Log Page on the context of the Persistent Event log (bits 1:0 of the Log
@@ -64,56 +64,49 @@ pub struct ReportingContext {
     __: u16,
 }
 
-/// Header of the Persistent Event log page, 512 bytes. Events follow, newest first.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct PersistentEventHeader {
-    /// Log Identifier.
-    pub lid: Lid,
-    #[doc(hidden)]
-    pub reserved1: [u8; 3],
-    /// Total Number of Events.
-    pub tnev: U32,
-    /// Total Log Length in bytes, including this header.
-    pub tll: U64,
-    /// Log Revision.
-    pub rv: u8,
-    #[doc(hidden)]
-    pub reserved17: u8,
-    /// Log Header Length: number of header bytes after this field.
-    pub lhl: U16,
-    /// Timestamp, with the layout of the Timestamp feature.
-    pub ts: [u8; 8],
-    /// Power On Hours.
-    pub poh: U128,
-    /// Power Cycle Count.
-    pub pcc: U64,
-    /// PCI Vendor ID.
-    pub vid: U16,
-    /// PCI Subsystem Vendor ID.
-    pub ssvid: U16,
-    /// Serial Number.
-    pub sn: Ascii<20>,
-    /// Model Number.
-    pub mn: Ascii<40>,
-    /// NVM Subsystem NVMe Qualified Name.
-    pub subnqn: Nqn,
-    /// Generation Number of the context.
-    pub gnum: U16,
-    /// Reporting Context Information.
-    pub rci: ReportingContext,
-    #[doc(hidden)]
-    pub reserved378: [u8; 102],
-    /// Supported Events Bitmap: type `n` is bit `n % 8` of byte `n / 8`.
-    pub seb: [u8; 32],
+wire_struct! {
+    /// Header of the Persistent Event log page, 512 bytes. Events follow, newest first.
+    pub struct PersistentEventHeader(512, zeroed) {
+        /// Log Identifier.
+        pub lid @ 0: Lid,
+        #[doc(hidden)]
+        pub reserved1 @ 1: [u8; 3],
+        /// Total Number of Events.
+        pub tnev @ 4: U32,
+        /// Total Log Length in bytes, including this header.
+        pub tll @ 8: U64,
+        /// Log Revision.
+        pub rv @ 16: u8,
+        #[doc(hidden)]
+        pub reserved17 @ 17: u8,
+        /// Log Header Length: number of header bytes after this field.
+        pub lhl @ 18: U16,
+        /// Timestamp, with the layout of the Timestamp feature.
+        pub ts @ 20: [u8; 8],
+        /// Power On Hours.
+        pub poh @ 28: U128,
+        /// Power Cycle Count.
+        pub pcc @ 44: U64,
+        /// PCI Vendor ID.
+        pub vid @ 52: U16,
+        /// PCI Subsystem Vendor ID.
+        pub ssvid @ 54: U16,
+        /// Serial Number.
+        pub sn @ 56: Ascii<20>,
+        /// Model Number.
+        pub mn @ 76: Ascii<40>,
+        /// NVM Subsystem NVMe Qualified Name.
+        pub subnqn @ 116: Nqn,
+        /// Generation Number of the context.
+        pub gnum @ 372: U16,
+        /// Reporting Context Information.
+        pub rci @ 374: ReportingContext,
+        #[doc(hidden)]
+        pub reserved378 @ 378: [u8; 102],
+        /// Supported Events Bitmap: type `n` is bit `n % 8` of byte `n / 8`.
+        pub seb @ 480: [u8; 32],
+    }
 }
-
-wire_layout!(
-    PersistentEventHeader, 512, lid @ 0, tnev @ 4, tll @ 8, rv @ 16, lhl @ 18, ts @ 20, poh @ 28,
-    pcc @ 44,
-    vid @ 52, ssvid @ 54, sn @ 56, mn @ 76, subnqn @ 116, gnum @ 372, rci @ 374, seb @ 480,
-);
-zeroed_default!(PersistentEventHeader);
 
 impl PersistentEventHeader {
     /// Log Revision of this layout.

@@ -4,7 +4,7 @@ use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::macros::{open_values, wire_layout, zeroed_default};
+use crate::macros::{open_values, wire_struct};
 
 open_values! {
     /// Sanitize Operation Status (3 bits).
@@ -39,25 +39,22 @@ pub struct SanitizeStatus {
 /// Value of an estimated time that is not reported.
 const NOT_REPORTED: U32 = U32::new(u32::MAX);
 
-/// Sanitize Status log page, 512 bytes.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct SanitizeLog {
-    /// Sanitize Progress in units of 1/65,536; all ones when no operation is in progress.
-    pub sprog: U16,
-    /// Sanitize Status.
-    pub sstat: SanitizeStatus,
-    /// Dword 10 of the last Sanitize command that began an operation.
-    pub scdw10: U32,
-    /// Estimated times in seconds, each all ones when not reported: Overwrite, Block Erase and
-    /// Crypto Erase, these three without deallocation, and the state after them.
-    pub estimates: [U32; 7],
-    #[doc(hidden)]
-    pub reserved36: [u8; 476],
+wire_struct! {
+    /// Sanitize Status log page, 512 bytes.
+    pub struct SanitizeLog(512, zeroed) {
+        /// Sanitize Progress in units of 1/65,536; all ones when no operation is in progress.
+        pub sprog @ 0: U16,
+        /// Sanitize Status.
+        pub sstat @ 2: SanitizeStatus,
+        /// Dword 10 of the last Sanitize command that began an operation.
+        pub scdw10 @ 4: U32,
+        /// Estimated times in seconds, each all ones when not reported: Overwrite, Block Erase and
+        /// Crypto Erase, these three without deallocation, and the state after them.
+        pub estimates @ 8: [U32; 7],
+        #[doc(hidden)]
+        pub reserved36 @ 36: [u8; 476],
+    }
 }
-
-wire_layout!(SanitizeLog, 512, sprog @ 0, sstat @ 2, scdw10 @ 4, estimates @ 8, reserved36 @ 36);
-zeroed_default!(SanitizeLog);
 
 impl SanitizeLog {
     /// Value of Sanitize Progress (SPROG) when no operation is in progress.

@@ -4,7 +4,7 @@ use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::macros::{open_values, wire_layout, wire_struct, zeroed_default};
+use crate::macros::{open_values, wire_struct};
 
 open_values! {
     /// Self-test Code of Device Self-test (NVMe Base 2.1, 5.1.5).
@@ -101,19 +101,16 @@ impl SelfTestResult {
     }
 }
 
-/// Device Self-test log page, 564 bytes.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct SelfTestLog {
-    /// Self-test Code of the operation in progress, if any.
-    pub current: SelfTestCode,
-    /// Progress of the operation in percent.
-    pub completion: u8,
-    #[doc(hidden)]
-    pub reserved2: [u8; 2],
-    /// Results of earlier operations, newest first.
-    pub results: [SelfTestResult; 20],
+wire_struct! {
+    /// Device Self-test log page, 564 bytes.
+    pub struct SelfTestLog(564, zeroed) {
+        /// Self-test Code of the operation in progress, if any.
+        pub current @ 0: SelfTestCode,
+        /// Progress of the operation in percent.
+        pub completion @ 1: u8,
+        #[doc(hidden)]
+        pub reserved2 @ 2: [u8; 2],
+        /// Results of earlier operations, newest first.
+        pub results @ 4: [SelfTestResult; 20],
+    }
 }
-
-wire_layout!(SelfTestLog, 564, current @ 0, completion @ 1, results @ 4);
-zeroed_default!(SelfTestLog);

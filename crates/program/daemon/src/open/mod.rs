@@ -389,17 +389,10 @@ fn open_within(
     number: u64,
 ) -> Result<DeviceNamespace> {
     let namespace = NamespaceConfig {
-        nsid: 1,
-        block_size: volume.info().block_size.max(512),
         read_only: volume.info().read_only,
         nguid: [1; 16],
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
         eui64: [1; 8],
-        uuid: [0; 16],
-        volume,
+        ..NamespaceConfig::new(1, volume)
     };
     let io = Io::new(IoOptions::default());
     let config = ControllerConfig {

@@ -79,17 +79,12 @@ pub fn namespace_config(
     let volume = opened.volume.clone();
     let own = || volume.info().block_size.max(512);
     let config = NamespaceConfig {
-        nsid,
         block_size: opened.block_size.unwrap_or_else(own),
         read_only: spec.is_read_only(),
         nguid,
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
         eui64,
         uuid,
-        volume,
+        ..NamespaceConfig::new(nsid, volume)
     };
     opened.files.clone().shape(config)
 }

@@ -5,6 +5,7 @@ use crate::common::*;
 use crate::keeper::{kill_serving, serving, start, start_in};
 use control::api::EventKind;
 use control::{Client, Received};
+use fuse_disk::{Disk, op};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::fs::{self, OpenOptions};
 use std::ops::ControlFlow;
@@ -933,16 +934,14 @@ fn volume_with_zones_or_metadata_is_not_resized_and_cut_file_is_unavailable() {
 
 /// Returns a daemon of two disks: "bad" on a FUSE file system, "good" on a file. `None` where FUSE
 /// cannot be mounted. The file system answers nothing at the start if `is_silent`.
-fn beside_fuse(test: &str, is_silent: bool) -> Option<(Fuse, Domain)> {
+fn beside_fuse(test: &str, is_silent: bool) -> Option<(Disk, Domain)> {
     let test_dir = TestDir::new();
-    let fuse = Fuse::mount(&test_dir.path("mnt"), 1 << 20);
-    let skip = |why| testkit::skip(&format!("vnvme::failure_domains::{test}"), why);
-    let fuse = fuse.map_err(skip).ok()?;
+    let fuse = breaking(&format!("failure_domains::{test}"), &test_dir, 1 << 20)?;
     if is_silent {
-        fuse.fall_silent();
+        fuse.silence(None);
     }
     let good = test_dir.disk("good.raw", 1 << 20);
-    let disks = controller(&test_dir, "bad", &[&text(&fuse.file())], "")
+    let disks = controller(&test_dir, "bad", &[&text(&fuse.path())], "")
         + &controller(&test_dir, "good", &[&good], "");
     let domain = Domain::start(test_dir, &disks);
     Some((fuse, domain))
@@ -953,7 +952,7 @@ fn beside_fuse(test: &str, is_silent: bool) -> Option<(Fuse, Domain)> {
 #[test]
 fn disk_whose_file_system_hangs_after_kill_waits_without_holding_up_others() {
     let test = "disk_whose_file_system_hangs_after_kill_waits_without_holding_up_others";
-    for request in [fuse::LOOKUP, fuse::GETATTR, fuse::OPEN] {
+    for request in [op::LOOKUP, op::GETATTR, op::OPEN] {
         let Some((fuse, domain)) = beside_fuse(test, false) else {
             return;
         };
@@ -961,7 +960,7 @@ fn disk_whose_file_system_hangs_after_kill_waits_without_holding_up_others() {
         good.write(1, 0, &pattern(1, 4096));
         bad.write(1, 0, &pattern(2, 4096));
         bad.flush(1);
-        fuse.fall_silent_at(request);
+        fuse.silence(Some(request));
         // All sizes are asked for, and then those that are asked for after them.
         for size in [2 << 20, 3 << 20] {
             let file = domain.test_dir.path("good.raw");
@@ -979,7 +978,7 @@ fn disk_whose_file_system_hangs_after_kill_waits_without_holding_up_others() {
         assert_eq!(code, Some(0), "{said}");
         assert!(said.contains("has been opening for"), "{said}");
         // No process waits for the file system: the next one is there at once.
-        fuse.wait_held(2);
+        assert!(fuse.wait_held(2, WAIT_TIMEOUT), "{request}");
         domain.kill();
         assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{request}");
         for words in [&["upgrade"][..], &["reload"]] {
@@ -988,7 +987,7 @@ fn disk_whose_file_system_hangs_after_kill_waits_without_holding_up_others() {
             assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{request}");
         }
         let reading = Reading::start(bad, 1);
-        fuse.answer();
+        fuse.release();
         let (bad, read) = reading.end();
         assert!(read == pattern(2, 4096), "{request}");
         domain.wait_served("bad");

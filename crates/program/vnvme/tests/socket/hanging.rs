@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use fuse_disk::{Disk, Fault, RequestKind, op};
 use nvme::{Command, NvmOpcode, Status};
 use rustix::process::Signal;
 
@@ -15,7 +16,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A daemon with one worker for two controllers: one on a file system that may stop answering, one
 /// on a disk. The file system is dropped first.
 struct Pair {
-    fuse: Fuse,
+    fuse: Disk,
     daemon: Daemon,
     test_dir: TestDir,
 }
@@ -28,16 +29,14 @@ impl Pair {
     /// With these options of the process.
     fn with(test: &str, options: &str) -> Option<Self> {
         let test_dir = TestDir::new();
-        let fuse = Fuse::mount(&test_dir.path("mnt"), 1 << 20)
-            .map_err(|why| testkit::skip(&format!("vnvme::hanging::{test}"), why))
-            .ok()?;
+        let fuse = breaking(&format!("hanging::{test}"), &test_dir, 1 << 20)?;
         let disk = test_dir.disk("disk.raw", 4 << 20);
         let config = format!(
             "[[controller]]\nsocket = \"{}\"\nnamespace = [{{ volume = \"{}\" }}]\n\
              [[controller]]\nsocket = \"{}\"\nnamespace = [{{ volume = \"{disk}\" }}]\n\
              [process]\n{options}",
             text(&test_dir.path("hangs.sock")),
-            text(&fuse.file()),
+            text(&fuse.path()),
             text(&test_dir.socket()),
         );
         std::fs::write(test_dir.path("vnvme.toml"), config).unwrap();
@@ -57,15 +56,18 @@ impl Pair {
 }
 
 /// Commands of every kind on a file that does not answer, more than any pool has threads.
-fn hang(host: &mut Host, fuse: &Fuse) {
+fn hang(host: &mut Host, fuse: &Disk) {
     for i in 0..HANGING as u64 - 1 {
         let opcode = [NvmOpcode::READ, NvmOpcode::WRITE][i as usize % 2];
         let transfer = host.transfer(opcode, 1, i, 512, 4 << 20);
         host.submit(1, transfer);
     }
     host.submit(1, Command::new(NvmOpcode::FLUSH.0, 0, 1));
-    fuse.wait_held(8);
+    assert!(fuse.wait_held(8, WAIT_TIMEOUT));
 }
+
+/// Error number of a write without space on the device.
+const ENOSPC: i32 = 28;
 
 /// How many [`hang`] starts.
 const HANGING: usize = 51;
@@ -94,9 +96,9 @@ fn hanging_volume_blocks_no_other() {
     hangs.write(1, 0, &data);
     assert!(hangs.read(1, 0, data.len()) == data);
     hangs.flush(1);
-    assert!(pair.fuse.bytes(0, data.len()) == data);
+    assert!(pair.fuse.bytes(0..data.len()) == data);
 
-    pair.fuse.fall_silent();
+    pair.fuse.silence(None);
     hang(&mut hangs, &pair.fuse);
     goes_on(&mut neighbour);
     // The registers of the disk itself work, too, and a reset does not wait for hanging commands.
@@ -107,7 +109,7 @@ fn hanging_volume_blocks_no_other() {
     hang(&mut hangs, &pair.fuse);
     goes_on(&mut neighbour);
 
-    pair.fuse.answer();
+    pair.fuse.release();
     hangs.enable();
     hangs.create_queues(1, None);
     let data = pattern(8, 16 << 10);
@@ -126,10 +128,10 @@ fn recovered_volume_completes_pending_requests() {
     let [mut hangs, mut neighbour] = pair.hosts();
     let data = pattern(5, 16 << 10);
     for _ in 0..3 {
-        pair.fuse.fall_silent();
+        pair.fuse.silence(None);
         hang(&mut hangs, &pair.fuse);
         goes_on(&mut neighbour);
-        pair.fuse.answer();
+        pair.fuse.release();
         for _ in 0..HANGING {
             assert_eq!(hangs.completion(1).status(), Status::SUCCESS);
         }
@@ -148,12 +150,12 @@ fn hanging_flush_blocks_no_read() {
     let [mut hangs, mut neighbour] = pair.hosts();
     let data = pattern(6, 4096);
     hangs.write(1, 0, &data);
-    pair.fuse.fall_silent_at(fuse::FSYNC);
+    pair.fuse.silence(Some(op::FSYNC));
     let flush = hangs.submit(1, Command::new(NvmOpcode::FLUSH.0, 0, 1));
-    pair.fuse.wait_held(1);
+    assert!(pair.fuse.wait_held(1, WAIT_TIMEOUT));
     goes_on(&mut neighbour);
     assert!(hangs.read(1, 0, data.len()) == data);
-    pair.fuse.answer();
+    pair.fuse.release();
     let completion = hangs.completion(1);
     assert_eq!(
         (completion.cid.get(), completion.status()),
@@ -171,12 +173,18 @@ fn full_volume_fails_writes_only() {
     let [mut full, mut neighbour] = pair.hosts();
     let data = pattern(4, 4096);
     full.write(1, 0, &data);
-    pair.fuse.fill();
+    let everywhere = 0..u64::MAX;
+    pair.fuse.fail(
+        RequestKind::Write,
+        everywhere,
+        u64::MAX,
+        Fault::Error(ENOSPC),
+    );
     let write = full.transfer(NvmOpcode::WRITE, 1, 8, 4096, 4 << 20);
     assert_ne!(full.run(1, write).status(), Status::SUCCESS);
     assert!(full.read(1, 0, data.len()) == data);
     goes_on(&mut neighbour);
-    pair.fuse.answer();
+    pair.fuse.heal();
     full.write(1, 8, &data);
     full.flush(1);
     assert!(full.read(1, 8, data.len()) == data);
@@ -195,9 +203,9 @@ fn hanging_close_does_not_block_end() {
     hangs.flush(1);
     neighbour.write(1, 0, &data);
     drop((hangs, neighbour));
-    pair.fuse.fall_silent_at(fuse::FLUSH);
+    pair.fuse.silence(Some(op::FLUSH));
     pair.daemon.signal(Signal::TERM);
-    pair.fuse.wait_held(1);
+    assert!(pair.fuse.wait_held(1, WAIT_TIMEOUT));
     // No other process waits for that.
     let second = Daemon::serve(&pair.test_dir, &[&text(&pair.test_dir.path("disk.raw"))]);
     let mut host = Host::up(&pair.test_dir.socket());
@@ -220,10 +228,10 @@ fn hanging_volume_does_not_block_end() {
     let [mut hangs, mut neighbour] = pair.hosts();
     let data = pattern(3, 64 << 10);
     neighbour.write(1, 0, &data);
-    pair.fuse.fall_silent();
+    pair.fuse.silence(None);
     hang(&mut hangs, &pair.fuse);
     pair.daemon.signal(Signal::TERM);
-    let file = text(&pair.fuse.file());
+    let file = text(&pair.fuse.path());
     pair.daemon
         .wait_log(|line| line.contains(&file) && line.contains("no answer; cancelling"));
     // All else has ended: the neighbour's disk is flushed and free, and so are both sockets.

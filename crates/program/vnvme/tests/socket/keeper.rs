@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::Command;
 
 use crate::common::*;
-use crate::storage_faults::{Loop, breaking};
+use crate::storage_faults::Loop;
 use crate::vhost_blk::features_of;
 use control::Client;
 use control::api::DiskKind;
@@ -152,7 +152,11 @@ fn commands_in_flight_are_answered_once_after_kill() {
 #[test]
 fn next_process_waits_for_old_write() {
     let test_dir = TestDir::new();
-    let Some(disk) = breaking("next_process_waits_for_old_write", &test_dir) else {
+    let Some(disk) = breaking(
+        "keeper::next_process_waits_for_old_write",
+        &test_dir,
+        8 << 20,
+    ) else {
         return;
     };
     let Some(device) = Loop::new(&disk.path()) else {

@@ -60,18 +60,6 @@ fn last_error(host: &mut Host) -> (Status, u64) {
     (entry.status(), entry.lba.get())
 }
 
-/// Makes a disk that can fail. `None`, with a line that says so, where that is impossible.
-pub fn breaking(test: &str, test_dir: &TestDir) -> Option<Disk> {
-    match Disk::new(&test_dir.path("mnt"), 8 * MIB) {
-        Ok(disk) => Some(disk),
-        Err(error) => {
-            let what = format!("vnvme::storage_faults::{test}");
-            testkit::skip(&what, format!("/dev/fuse: {error}"));
-            None
-        }
-    }
-}
-
 /// A loop device, taken away when it is dropped.
 pub struct Loop(pub PathBuf);
 
@@ -104,7 +92,7 @@ impl Drop for Loop {
 fn each_way(test: &str, options: &str, run: impl Fn(&Disk, &Path, &mut Host, bool)) {
     for block_device in [false, true] {
         let test_dir = TestDir::new();
-        let Some(disk) = breaking(test, &test_dir) else {
+        let Some(disk) = breaking(&format!("storage_faults::{test}"), &test_dir, 8 * MIB) else {
             return;
         };
         let device = if block_device {

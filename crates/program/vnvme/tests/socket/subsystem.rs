@@ -6,7 +6,7 @@
 
 use crate::common::*;
 use control::{Client, ClientError};
-use fuse_disk::{Disk, Random};
+use fuse_disk::Random;
 use nvme::{Command, NvmOpcode, Status};
 use rustix::process::Signal;
 use std::fs;
@@ -414,12 +414,9 @@ fn reservation_survives_power_loss() {
     let said = std::env::var("VNVME_CUTS").ok();
     let cuts = said.map_or(10, |said| said.parse::<u64>().unwrap());
     let test_dir = TestDir::new();
-    let below = match Disk::new(&test_dir.path("mount"), 32 << 10) {
-        Ok(below) => below,
-        Err(error) => {
-            let what = "vnvme::storage_faults::reservations_and_a_cut_of_the_power";
-            return testkit::skip(what, format!("/dev/fuse: {error}"));
-        }
+    let test = "subsystem::reservation_survives_power_loss";
+    let Some(below) = breaking(test, &test_dir, 32 << 10) else {
+        return;
     };
     let disk = test_dir.disk("disk.raw", 1 << 20);
     // The failing disk's file system makes no files, so a file of another process is copied there.

@@ -296,13 +296,12 @@ fn volume_on_device_does_not_pause_worker() {
     let volume = NvmeVolume::new(device, 1, QueueOptions::default(), false, "test".into()).unwrap();
     let io = Io::new(IoOptions::default());
     let mut queue = volume.open(&io).unwrap();
-    let request = volume::Request {
-        tag: 7,
-        op: volume::Op::Read,
-        offset: 0,
-        len: 4096,
-        data: SegmentList::owned(Buffer::new(4096)),
-    };
+    let request = volume::Request::transfer(
+        7,
+        volume::Op::Read,
+        0,
+        SegmentList::owned(Buffer::new(4096)),
+    );
     assert!(queue.submit(request).is_none());
     until(|| {
         queue.poll(&mut |_| ());

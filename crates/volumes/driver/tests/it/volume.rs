@@ -195,22 +195,10 @@ fn more_requests_than_queue_depth_complete() {
     let mut queue = volume.open(&io).unwrap();
     for tag in 0..200u64 {
         let data = SegmentList::owned(Buffer::from_slice(&[tag as u8; 512]));
-        let write = Request {
-            tag,
-            op: Op::Write { fua: false },
-            offset: tag * 512,
-            len: 512,
-            data,
-        };
+        let write = Request::transfer(tag, Op::Write { fua: false }, tag * 512, data);
         assert!(queue.submit(write).is_none());
     }
-    let flush = Request {
-        tag: 200,
-        op: Op::Flush,
-        offset: 0,
-        len: 0,
-        data: SegmentList::new(),
-    };
+    let flush = Request::flush(200);
     assert!(queue.submit(flush).is_none());
     let QueueState { in_flight, wake } = queue.state();
     assert_eq!((in_flight, wake), (201, Wake::Poll));
@@ -225,13 +213,7 @@ fn more_requests_than_queue_depth_complete() {
         let data = SegmentList::owned(Buffer::new(512));
         assert!(
             queue
-                .submit(Request {
-                    tag,
-                    op: Op::Read,
-                    offset: 0,
-                    len: 512,
-                    data
-                })
+                .submit(Request::transfer(tag, Op::Read, 0, data))
                 .is_none()
         );
     }

@@ -23,17 +23,10 @@ fn controller(size: u64, config: ControllerConfig) -> Arc<InProcess> {
     spawn(move || {
         let io = Io::new(IoOptions::default());
         let namespace = NamespaceConfig {
-            nsid: 1,
-            volume,
             block_size: 512,
-            read_only: false,
             nguid: [1; 16],
-            zones: None,
-            placement: None,
-            metadata: None,
-            formats: None,
             eui64: [1; 8],
-            uuid: [0; 16],
+            ..NamespaceConfig::new(1, volume)
         };
         Controller::new(0, config, vec![namespace], &io).map(|c| Host::new(c, io).unwrap())
     })

@@ -67,8 +67,6 @@ pub mod option_reply {
     pub const TLS_REQUIRED: u32 = ERROR | 5;
     /// Error reply NBD_REP_ERR_UNKNOWN: the export does not exist.
     pub const UNKNOWN: u32 = ERROR | 6;
-    /// Error reply NBD_REP_ERR_SHUTDOWN: the server is shutting down.
-    pub const SHUTDOWN: u32 = ERROR | 7;
 }
 
 /// Types of information in a reply NBD_REP_INFO.

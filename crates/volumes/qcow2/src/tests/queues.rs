@@ -319,13 +319,7 @@ fn write(worker: &mut Worker, offset: u64, byte: u8, len: usize) {
 }
 
 fn plain(worker: &mut Worker, op: Op, offset: u64, len: u64) {
-    let request = Request {
-        tag: 2,
-        op,
-        offset,
-        len,
-        data: SegmentList::new(),
-    };
+    let request = Request::without_data(2, op, offset, len);
     let Worker { io, queue } = worker;
     let done = finish(io, queue.as_mut().unwrap(), |queue| queue.submit(request));
     done.result.unwrap();

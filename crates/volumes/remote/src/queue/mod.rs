@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use subrequest::Blame;
 pub use subrequest::Subrequest;
 use volume::{
-    Completion, CopyRequest, CopySource, DrainWatch, FastPath, Inbox, Info, IoError, IoErrorKind,
-    Op, QueueState, Request, RingStreams, VolumeQueue, Wake,
+    Completion, DrainWatch, FastPath, Inbox, Info, IoError, IoErrorKind, Op, QueueState, Request,
+    RingStreams, VolumeQueue, Wake,
 };
 
 /// Interval of checks for requests that have timed out.
@@ -556,14 +556,6 @@ impl<P: Protocol> FastPath for RemoteQueue<P> {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
-
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
-    }
 }
 
 impl<P: Protocol> Drop for RemoteQueue<P> {

@@ -1,7 +1,7 @@
 //! Report section of suite `processes`.
 
 use super::super::table::Table;
-use super::{Section, View, filled};
+use super::{Section, View, percent};
 use crate::results::Results;
 use load::progress::quantity;
 
@@ -20,21 +20,18 @@ pub fn processes(results: &Results) -> Section {
         let cells =
             ["memory", "processes", "threads", "start"].map(|metric| at(metric).map(number));
         let cells = cells.into_iter().chain([at("iops").map(quantity)]);
-        cost.row(way, false, cells.collect());
+        cost.row(way, cells.collect());
         let share = view.get(&format!("weights 1:3, {way}"), (64, 0), "share");
-        let share = share.map(|value| format!("{:.1}%", 100.0 * value));
-        weights.row(way, false, vec![share]);
+        weights.row(way, vec![share.map(percent)]);
     }
     cost.note =
-        "Memory of idle disks. Start: of one process. IOPS: of all, with 4 I/Os in flight on each."
-            .into();
+        "Memory of idle disks. Start: of one process. IOPS: of all, with 4 I/Os in flight on each.";
     Section {
         id: "processes",
-        title: "A process for each disk".into(),
+        title: "A process for each disk",
         intro: "The same disks behind the controllers of one process, and in a process each. They store nothing, but for \
-                the weights, where two slices of a file are read."
-            .into(),
-        tables: filled(vec![cost, weights]),
+                the weights, where two slices of a file are read.",
+        tables: vec![cost, weights],
         charts: Vec::new(),
     }
 }

@@ -1,14 +1,13 @@
 //! Report section of suite `share`.
 
 use super::super::table::Table;
-use super::{Section, View, filled};
+use super::{Section, View, percent};
 use crate::results::Results;
 use load::progress::{nanos, quantity};
 
 /// Returns the section on the share that a slice receives, compared with its due share.
 pub fn share(results: &Results) -> Section {
     let view = View::new(results, "share");
-    let percent = |value: f64| format!("{:.1}%", 100.0 * value);
     let mut shares = Table::new(
         "The first slice's share of the device",
         ["due", "share", "IOPS of both"],
@@ -24,7 +23,7 @@ pub fn share(results: &Results) -> Section {
         let share = at("share").map(percent);
         let due = share.as_ref().and(due).map(percent);
         let cells = vec![due, share, at("iops").map(quantity)];
-        shares.row(case.as_str(), false, cells);
+        shares.row(case, cells);
     };
     for placement in ["one worker", "two workers"] {
         for (name, depth, due) in cases {
@@ -34,30 +33,24 @@ pub fn share(results: &Results) -> Section {
     for case in ["equal, NVMe and virtio", "equal, virtio and NVMe"] {
         add(case.to_owned(), 4, Some(0.5));
     }
-    shares.note =
-        "Equal: 4 I/Os in flight against 64. Weights: 64 against 64, and 64 against 16. Virtio: a vhost-user-blk export.".into();
+    shares.note = "Equal: 4 I/Os in flight against 64. Weights: 64 against 64, and 64 against 16. Virtio: a vhost-user-blk export.";
     let mut limit = Table::new(
         "A slice limited to 2,000 IOPS for ten seconds, and its neighbour",
         ["IOPS", "of the limit", "neighbour's p99", "without it"],
     );
     let at = |metric| view.get("limited", (4, 1), metric);
-    limit.row(
-        "limited",
-        false,
-        vec![
-            at("limited_iops").map(quantity),
-            at("of_limit").map(percent),
-            at("p99_beside_ns").map(nanos),
-            at("p99_alone_ns").map(nanos),
-        ],
+    let [beside, alone] = ["p99_beside_ns", "p99_alone_ns"].map(|metric| at(metric).map(nanos));
+    let (iops, share) = (
+        at("limited_iops").map(quantity),
+        at("of_limit").map(percent),
     );
+    limit.row("limited", vec![iops, share, beside, alone]);
     Section {
         id: "share",
-        title: "Shares, weights, limits".into(),
+        title: "Shares, weights, limits",
         intro: "Two slices of one device, each behind a controller and loaded by a client of its own. The device is \
-                simulated: 250 \u{b5}s a request, two at a time for the shares, 64 for the limit."
-            .into(),
-        tables: filled(vec![shares, limit]),
+                simulated: 250 \u{b5}s a request, two at a time for the shares, 64 for the limit.",
+        tables: vec![shares, limit],
         charts: Vec::new(),
     }
 }

@@ -454,13 +454,7 @@ fn every_operation_matches_ring() {
     abilities.cannot_zero();
     file.submit(4, zero(true), 0, None);
     file.wait_for(4, Ok(()));
-    let deallocate = Request {
-        tag: 5,
-        op: Op::Deallocate,
-        offset: 0,
-        len: LEN,
-        data: SegmentList::new(),
-    };
+    let deallocate = Request::without_data(5, Op::Deallocate, 0, LEN);
     let refused = file.queue.submit(deallocate).expect("at once");
     assert_eq!(refused.result, Err(IoErrorKind::Unsupported.into()));
     // The file has become shorter.

@@ -5,13 +5,7 @@ use super::*;
 const DURABLE: Op = Op::Write { fua: true };
 
 fn flush(tag: u64) -> Request {
-    Request {
-        tag,
-        op: Op::Flush,
-        offset: 0,
-        len: 0,
-        data: SegmentList::new(),
-    }
+    Request::flush(tag)
 }
 
 /// Returns a ring, and a queue into a file on it.

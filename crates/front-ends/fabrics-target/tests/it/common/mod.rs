@@ -24,8 +24,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use volume::{Budget, Io, IoOptions, MemVolume, Volume};
-use worker::{ConnectRate, Frontend, Handle, Options, Worker};
+use volume::{Io, IoOptions, MemVolume, Volume};
+use worker::{ConnectRate, Handle, Options, Worker};
 use zerocopy::{FromZeros, IntoBytes};
 
 pub const NQN: &str = "nqn.2014-08.org.vnvme:target";
@@ -39,64 +39,7 @@ pub enum Front {
     Association(Box<Association>),
 }
 
-macro_rules! each {
-    ($front:expr, $of:ident => $call:expr) => {
-        match $front {
-            Front::Door($of) => $call,
-            Front::Association($of) => $call,
-        }
-    };
-}
-
-impl Frontend for Front {
-    type Error = Infallible;
-
-    fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
-        each!(self, front => front.poll(now, budget))
-    }
-    fn complete(&mut self, completion: volume::Completion) {
-        each!(self, front => front.complete(completion));
-    }
-    fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
-        each!(self, front => front.poll_volumes(out));
-    }
-    fn finish_round(&mut self) -> bool {
-        each!(self, front => front.finish_round())
-    }
-    fn has_news(&self) -> bool {
-        each!(self, front => front.has_news())
-    }
-    fn in_flight(&self) -> usize {
-        each!(self, front => front.in_flight())
-    }
-    fn must_poll(&self) -> bool {
-        each!(self, front => front.must_poll())
-    }
-    fn arm(&mut self) -> bool {
-        each!(self, front => front.arm())
-    }
-    fn deadline(&self) -> Option<Instant> {
-        each!(self, front => front.deadline())
-    }
-    fn drain_messages(&mut self) -> bool {
-        each!(self, front => front.drain_messages())
-    }
-    fn housekeeping(&mut self, now: Instant) {
-        each!(self, front => front.housekeeping(now));
-    }
-    fn ready(&mut self, token: u32) {
-        each!(self, front => front.ready(token));
-    }
-    fn flush(&mut self) {
-        each!(self, front => front.flush());
-    }
-    fn is_drained(&self) -> bool {
-        each!(self, front => front.is_drained())
-    }
-    fn has_ended(&self) -> bool {
-        each!(self, front => front.has_ended())
-    }
-}
+worker::frontend_enum! { Front, Infallible: Door, Association }
 
 /// A subsystem that a worker serves.
 pub struct Served {
@@ -109,17 +52,9 @@ pub struct Served {
 
 pub fn namespace(nsid: u32, volume: Arc<dyn Volume>) -> NamespaceConfig {
     NamespaceConfig {
-        nsid,
-        block_size: volume.info().block_size.max(512),
-        volume,
-        read_only: false,
         nguid: [nsid as u8; 16],
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
         eui64: [nsid as u8; 8],
-        uuid: [0; 16],
+        ..NamespaceConfig::new(nsid, volume)
     }
 }
 

@@ -163,17 +163,9 @@ pub type Beside = Box<dyn FnMut(&mut Controller, Instant) -> bool>;
 /// A namespace on a volume.
 pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfig {
     NamespaceConfig {
-        nsid,
-        volume,
         block_size,
-        read_only: false,
         nguid: [nsid as u8; 16],
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
-        eui64: [0; 8],
-        uuid: [0; 16],
+        ..NamespaceConfig::new(nsid, volume)
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use volume::{
     Completion, CopyRequest, CopySource, Effect, FastPath, Fault, FaultVolume, FileCopy,
     FileOptions, FileVolume, Info, Io, IoError, IoErrorKind, IoLimits, LimitVolume, Op, OpKind,
-    OpenQueue, QueueState, Rates, Request, Volume, VolumeError, VolumeQueue,
+    OpenQueue, QueueState, RangeCopy, Rates, Request, Volume, VolumeError, VolumeQueue,
 };
 use zerocopy::IntoBytes;
 
@@ -129,6 +129,12 @@ impl FastPath for DoubleQueue {
         false
     }
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+    fn range_copy(&mut self) -> Option<&mut dyn RangeCopy> {
+        Some(self)
+    }
+}
+
+impl RangeCopy for DoubleQueue {
     fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
         self.file.copy_source(offset, len)
     }

@@ -19,13 +19,12 @@ pub fn overwrite(p: &Protected, slba: u64, bytes: &[u8]) {
 fn below(p: &Protected, op: Op, slba: u64, bytes: &[u8]) -> Buffer {
     let io = Io::new(IoOptions::default());
     let mut queue = p.below.open(&io).unwrap();
-    let request = Request {
-        tag: 1,
+    let request = Request::transfer(
+        1,
         op,
-        offset: slba * u64::from(p.layout.block),
-        len: bytes.len() as u64,
-        data: SegmentList::owned(Buffer::from_slice(bytes)),
-    };
+        slba * u64::from(p.layout.block),
+        SegmentList::owned(Buffer::from_slice(bytes)),
+    );
     let done = queue.submit(request).unwrap();
     done.result.unwrap();
     done.data.into_buffer().unwrap()

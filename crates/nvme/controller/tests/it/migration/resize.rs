@@ -7,8 +7,8 @@ use nvme::{NvmOpcode, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use volume::{
-    Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue,
-    QueueState, Request, Volume, VolumeError, VolumeQueue,
+    Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue,
 };
 
 /// The first part of another volume: its owner says how much of it.
@@ -122,14 +122,6 @@ impl FastPath for Queue {
 
     fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
         self.queue.prefetch(op, offset, len);
-    }
-
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
     }
 }
 

@@ -1,10 +1,9 @@
 //! Directive Receive and Directive Send: NVMe Base 2.1, 5.1.6, 5.1.7 and 8.1.8.
 
 use bitfield_struct::bitfield;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::cmd::io::DirectiveType;
-use crate::macros::{wire_layout, zeroed_default};
+use crate::macros::wire_struct;
 
 /// Dword 11 of Directive Receive and Directive Send. Dword 10 of Directive Receive is the number of
 /// dwords, zero-based.
@@ -41,22 +40,19 @@ pub struct EnableDirectiveCdw12 {
     __: u16,
 }
 
-/// Data of Return Parameters (Identify directive), 4096 bytes: bit masks of Directive Types.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct DirectiveParameters {
-    /// Directives Supported by the controller.
-    pub supported: [u8; 32],
-    /// Directives Enabled for the namespace.
-    pub enabled: [u8; 32],
-    /// Directives whose enabled state is Persistent Across Controller Level Resets.
-    pub persistent: [u8; 32],
-    #[doc(hidden)]
-    pub reserved96: [u8; 4000],
+wire_struct! {
+    /// Data of Return Parameters (Identify directive), 4096 bytes: bit masks of Directive Types.
+    pub struct DirectiveParameters(4096, zeroed) {
+        /// Directives Supported by the controller.
+        pub supported @ 0: [u8; 32],
+        /// Directives Enabled for the namespace.
+        pub enabled @ 32: [u8; 32],
+        /// Directives whose enabled state is Persistent Across Controller Level Resets.
+        pub persistent @ 64: [u8; 32],
+        #[doc(hidden)]
+        pub reserved96 @ 96: [u8; 4000],
+    }
 }
-
-wire_layout!(DirectiveParameters, 4096, supported @ 0, enabled @ 32, persistent @ 64, reserved96 @ 96);
-zeroed_default!(DirectiveParameters);
 
 #[cfg(test)]
 mod tests {

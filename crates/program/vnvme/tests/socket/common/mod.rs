@@ -2,7 +2,6 @@
 
 mod daemon;
 mod frozen;
-pub mod fuse;
 mod host;
 mod lone;
 
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 
 pub use daemon::{Daemon, KEEPER_AS_CONFIGURED};
 pub use frozen::Frozen;
-pub use fuse::Fuse;
+use fuse_disk::Disk;
 pub use host::flood::Flood;
 pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE, leave, memfd, new_eventfd};
 pub use lone::{Lone, all_stats, stats};
@@ -52,6 +51,14 @@ impl TestDir {
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, offset).unwrap();
         bytes
     }
+}
+
+/// Makes a disk that can hang and fail, for the test `test` ("module::name"). `None`, with a line
+/// that says so, where FUSE cannot be mounted. Drop it before a daemon that may wait for it.
+pub fn breaking(test: &str, test_dir: &TestDir, size: usize) -> Option<Disk> {
+    let disk = Disk::new(&test_dir.path("mnt"), size);
+    disk.map_err(|error| testkit::skip(&format!("vnvme::{test}"), format!("/dev/fuse: {error}")))
+        .ok()
 }
 
 /// A path as an argument.

@@ -20,17 +20,10 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 
 pub fn namespace(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfig {
     NamespaceConfig {
-        nsid,
-        volume,
         block_size,
-        read_only: false,
         nguid: [nsid as u8; 16],
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
         eui64: [nsid as u8; 8],
-        uuid: [0; 16],
+        ..NamespaceConfig::new(nsid, volume)
     }
 }
 
