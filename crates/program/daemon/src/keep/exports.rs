@@ -3,9 +3,10 @@
 //! memory, rings, and the requests in flight (`vhost_blk`, inflight tracking).
 
 use super::session::KeeperSession;
+use super::sockets::LeftSocket;
 use config::disk::DiskSpec;
 use config::identity;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use vfio_user::Listener;
@@ -17,14 +18,6 @@ fn prefix(path: &Path) -> String {
     format!("{PREFIX}{}", identity::export(path))
 }
 
-/// Socket that a previous process has left at a path, and the inode of its file.
-#[derive(Debug)]
-pub struct LeftSocket {
-    name: String,
-    socket: OwnedFd,
-    inode: u64,
-}
-
 impl KeeperSession {
     /// Returns whether a previous process has left the listening socket of an export at this path.
     pub(crate) fn export_listens_at(&self, path: &Path) -> bool {
@@ -34,12 +27,7 @@ impl KeeperSession {
 
     /// Returns the socket that a previous process has left at this path.
     pub(crate) fn left_socket(&self, path: &Path) -> Option<LeftSocket> {
-        let (name, socket, inode) = self.take_socket(&prefix(path))?;
-        Some(LeftSocket {
-            name,
-            socket,
-            inode,
-        })
+        self.take_socket(&prefix(path))
     }
 
     /// Closes the socket of a disk that is unavailable, and removes the socket's file.
@@ -60,13 +48,6 @@ pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
         return false;
     };
     name.starts_with(&format!("{}.", prefix(&spec.socket)))
-}
-
-impl LeftSocket {
-    /// Returns the listening socket and the inode of its file.
-    pub fn listener(&self) -> Option<(OwnedFd, u64)> {
-        Some((self.socket.try_clone().ok()?, self.inode))
-    }
 }
 
 /// A socket that is kept until this value is dropped. Drop this value before the socket is closed:

@@ -17,7 +17,6 @@ mod disk;
 mod exports;
 mod life;
 mod memory;
-mod mode;
 mod process;
 mod records;
 mod reservations;
@@ -34,12 +33,12 @@ pub(crate) use controller::ControllerParts;
 pub(crate) use disk::{
     ClientPages, Identity, InitialDescriptors, PreviousDisk, Survival, keep_pages,
 };
-pub(crate) use exports::{KeptSocket, LeftSocket};
+pub(crate) use exports::KeptSocket;
 pub(crate) use memory::place as memory_place;
 pub use process::{LAST, last, run, wanted};
 pub(crate) use records::RecordsFile;
 pub(crate) use reservations::{KeptReservations, open as open_reservations};
 pub(crate) use servers::KeptServers;
 pub use session::KeeperSession;
-pub(crate) use sockets::ProcessSocket;
+pub(crate) use sockets::{LeftSocket, ProcessSocket};
 pub use versions::{VERSIONS, Versions};

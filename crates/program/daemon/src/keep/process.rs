@@ -1,7 +1,6 @@
 //! The keeper process: its arguments, and how the process that an operator has started becomes the
 //! keeper.
 
-use super::mode::room_of_systemd;
 use super::session::{KEPT, KeeperSession, WITH_KEEPER};
 use super::versions::{VERSIONS, Versions};
 use crate::confine::inherited::Inherited;
@@ -115,6 +114,14 @@ impl KeeperSession {
             let _ = rustix::thread::set_name(&name);
         }
     }
+}
+
+/// Returns the number of descriptors that systemd keeps for this service, if it is there and keeps
+/// any (systemd.exec(5), `$FDSTORE`).
+fn room_of_systemd() -> Option<usize> {
+    let text = std::env::var("FDSTORE").ok()?;
+    std::env::var_os("NOTIFY_SOCKET")?;
+    text.parse().ok().filter(|most| *most > 0)
 }
 
 /// Returns whether any disk needs a keeper, or may be added that does.

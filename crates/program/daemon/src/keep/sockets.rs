@@ -18,18 +18,35 @@ pub enum ProcessSocket {
     Metrics,
 }
 
+/// Listening socket that a previous process has left.
+#[derive(Debug)]
+pub struct LeftSocket {
+    pub(super) name: String,
+    pub(super) socket: OwnedFd,
+    /// Inode of the socket's file.
+    pub(super) inode: u64,
+}
+
+impl LeftSocket {
+    /// Returns the listening socket and the inode of its file.
+    pub fn listener(&self) -> Option<(OwnedFd, u64)> {
+        Some((self.socket.try_clone().ok()?, self.inode))
+    }
+}
+
 impl KeeperSession {
-    /// Takes the socket that a previous process has left under a name with this prefix: the name,
-    /// the socket, and the inode of its file, with which the name ends.
-    pub(super) fn take_socket(&self, prefix: &str) -> Option<(String, OwnedFd, u64)> {
-        let file = |name: &str| name.strip_prefix(prefix)?.strip_prefix('.')?.parse().ok();
-        for name in self.names() {
-            if let Some(file) = file(&name) {
-                let socket = self.take(&name)?;
-                return Some((name, socket, file));
-            }
-        }
-        None
+    /// Takes the socket that a previous process has left under a name with this prefix, which ends
+    /// with the inode of the socket's file.
+    pub(super) fn take_socket(&self, prefix: &str) -> Option<LeftSocket> {
+        let inode = |name: &str| name.strip_prefix(prefix)?.strip_prefix('.')?.parse().ok();
+        let mut names = self.names().into_iter();
+        let (inode, name) = names.find_map(|name| Some((inode(&name)?, name)))?;
+        let socket = self.take(&name)?;
+        Some(LeftSocket {
+            name,
+            socket,
+            inode,
+        })
     }
 
     /// Keeps a socket. `false`: there is no keeper, or it does not keep the socket.
@@ -51,24 +68,20 @@ impl ProcessSocket {
         }
     }
 
-    /// `file`: the inode of its file, so that it is known whether that is still there.
-    fn name(self, file: u64) -> String {
-        format!("{}.{file}", self.prefix())
-    }
-
-    fn keep(self, keeper: &KeeperSession, file: u64, fd: BorrowedFd<'_>) {
-        keeper.keep_socket(&self.name(file), fd);
+    /// Keeps a socket. The inode of its file shows later whether that is still there.
+    fn keep(self, keeper: &KeeperSession, inode: u64, fd: BorrowedFd<'_>) {
+        keeper.keep_socket(&format!("{}.{inode}", self.prefix()), fd);
     }
 
     /// Returns the listening socket at `path` that the previous process has left.
     pub fn left(self, keeper: &KeeperSession, path: &Path) -> Option<Listener> {
-        let (name, fd, file) = keeper.take_socket(self.prefix())?;
-        match Listener::kept(fd, path, file) {
+        let left = keeper.take_socket(self.prefix())?;
+        match Listener::kept(left.socket, path, left.inode) {
             Ok(listener) => Some(listener.owned_if(keeper.owns_sockets())),
             Err(error) => {
                 tracing::warn!(%error, "a kept socket cannot be used");
                 // Clients that wait in it would wait for ever.
-                keeper.remove_now(&name);
+                keeper.remove_now(&left.name);
                 None
             }
         }
@@ -76,15 +89,14 @@ impl ProcessSocket {
 
     /// Passes a listening socket to the keeper, if this process has created its file.
     pub fn keep_listener(self, keeper: &KeeperSession, listener: &Listener) {
-        if let Some(file) = listener.own_file() {
-            self.keep(keeper, file, listener.as_fd());
+        if let Some(inode) = listener.own_file() {
+            self.keep(keeper, inode, listener.as_fd());
         }
     }
 
     /// Returns the TCP socket at `address` that the previous process has left.
     pub fn left_tcp(self, keeper: &KeeperSession, address: SocketAddr) -> Option<TcpListener> {
-        let (_, socket, _) = keeper.take_socket(self.prefix())?;
-        let socket = TcpListener::from(socket);
+        let socket = TcpListener::from(keeper.take_socket(self.prefix())?.socket);
         let at = socket.local_addr().ok()?;
         let same = at.ip() == address.ip() && [0, at.port()].contains(&address.port());
         same.then_some(socket)

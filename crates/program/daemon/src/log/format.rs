@@ -47,7 +47,8 @@ fn is_standard_error(stream: &str) -> bool {
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }
 
-/// Format of the process's last message, which is no log line.
+/// Format of the process's last message, which is no log line. The process has one log, and errors
+/// before any other value exists.
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
 /// Returns the last message of the process (see [`crate::log::stderr::say`]) in the format of the

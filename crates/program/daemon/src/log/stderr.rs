@@ -22,6 +22,8 @@ const LAST_WAIT: Duration = Duration::from_millis(200);
 /// Number of log lines that were lost because one reader did not read.
 struct LostLines(AtomicU64);
 
+/// Losses of standard error, which the process has one of: lines are written before any other value
+/// exists.
 static LOSSES: LostLines = LostLines(AtomicU64::new(0));
 
 /// Writer of log lines to standard error. Each write is one line.

@@ -322,24 +322,12 @@ fn go<T>(
     }
 }
 
-/// Guard that closes a worker's handle: jobs posted to a worker that could not start are not waited
-/// for.
-struct Close<'a>(Option<&'a Handle>);
+/// Guard that calls a function when it is dropped.
+struct OnDrop<F: FnMut()>(F);
 
-impl Drop for Close<'_> {
+impl<F: FnMut()> Drop for OnDrop<F> {
     fn drop(&mut self) {
-        if let Some(handle) = self.0 {
-            handle.close();
-        }
-    }
-}
-
-/// Ends all threads when it is dropped: they are not left waiting for one that has failed.
-struct EndAll<'a>(&'a StopSignal);
-
-impl Drop for EndAll<'_> {
-    fn drop(&mut self) {
-        self.0.now();
+        self.0();
     }
 }
 
@@ -594,7 +582,14 @@ impl<'scope, 'env> Threads<'scope, 'env> {
                 if let Err(error) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
                     tracing::debug!(%error, "timers stay as late as they are");
                 }
-                let _close = Close(worker_context.peers.handle(i));
+                // Jobs posted to a worker that could not start are not waited for.
+                let _close = OnDrop(|| {
+                    worker_context
+                        .peers
+                        .handle(i)
+                        .into_iter()
+                        .for_each(Handle::close)
+                });
                 match cpu.map_or(Ok(()), pin) {
                     Ok(()) => run_worker(i, load, descriptor, worker_context, &started),
                     Err(error) => go(Err::<(), _>(error), &started, Ok),
@@ -629,15 +624,16 @@ impl<'scope, 'env> Threads<'scope, 'env> {
         name: String,
         run: impl FnOnce() -> Result<()> + Send + 'scope,
     ) -> Result<()> {
-        let (stop, tell) = (self.stop, self.ends.tell(self.count));
+        let stop = self.stop;
         let run = move || -> Result<()> {
-            let end = EndAll(stop);
+            let end = OnDrop(|| stop.now());
             run()?;
             std::mem::forget(end);
             Ok(())
         };
+        let run = self.ends.thread(self.count, run);
         let builder = std::thread::Builder::new().name(name);
-        let thread = builder.spawn_scoped(self.scope, move || tell.run(run));
+        let thread = builder.spawn_scoped(self.scope, run);
         thread.inspect_err(|_| stop.now())?;
         self.count += 1;
         Ok(())
@@ -680,10 +676,11 @@ fn serve_opened(
     let workers = loads.len();
     let ends = &ThreadResults::new();
     std::thread::scope(|scope| {
-        // Also where a thread cannot be started.
-        let _end = EndAll(stop);
-        let _release = Release(&worker_context.confinement);
-        let complete = Complete(&worker_context.table);
+        // Also where a thread cannot be started: no other thread waits for one that has failed, and
+        // no client for a start that has.
+        let _end = OnDrop(|| stop.now());
+        let _release = OnDrop(|| worker_context.confinement.release());
+        let complete = OnDrop(|| worker_context.table.complete());
         let mut threads = Threads {
             scope,
             worker_context,
@@ -742,23 +739,4 @@ fn serve_opened(
             }
         }
     })
-}
-
-/// Releases the workers when it is dropped: they are not left waiting for one that has failed.
-struct Release<'a>(&'a Confinement);
-
-impl Drop for Release<'_> {
-    fn drop(&mut self) {
-        self.0.release();
-    }
-}
-
-/// Guard that marks the table of disks as complete, so that clients do not wait for a start that
-/// has failed.
-struct Complete<'a>(&'a DiskTable);
-
-impl Drop for Complete<'_> {
-    fn drop(&mut self) {
-        self.0.complete();
-    }
 }

@@ -31,25 +31,6 @@ pub(crate) struct ThreadResults {
     ends: Receiver<(usize, Result<()>)>,
 }
 
-/// Sender of one thread's result. Sent before the kernel ends the thread, which may take long.
-pub(crate) struct ResultSender {
-    index: usize,
-    told: Sender<(usize, Result<()>)>,
-}
-
-impl ResultSender {
-    /// Runs the function of a thread and sends its result, even after a panic.
-    pub fn run(self, run: impl FnOnce() -> Result<()>) {
-        let result = catch_unwind(AssertUnwindSafe(run));
-        let result = result.unwrap_or_else(|payload| {
-            // The payload's own drop may panic.
-            std::mem::forget(payload);
-            Err(anyhow!("a worker ended by a bug"))
-        });
-        let _ = self.told.send((self.index, result));
-    }
-}
-
 impl ThreadResults {
     /// Creates the results of threads that have yet to end.
     pub fn new() -> Self {
@@ -57,11 +38,22 @@ impl ThreadResults {
         Self { told, ends }
     }
 
-    /// Returns the sender for the result of the thread with this index.
-    pub fn tell(&self, index: usize) -> ResultSender {
-        ResultSender {
-            index,
-            told: self.told.clone(),
+    /// Returns the function of the thread with this index: it calls `run` and sends the result,
+    /// even after a panic, before the kernel ends the thread, which may take long.
+    pub fn thread<F: FnOnce() -> Result<()>>(
+        &self,
+        index: usize,
+        run: F,
+    ) -> impl FnOnce() + use<F> {
+        let told = self.told.clone();
+        move || {
+            let result = catch_unwind(AssertUnwindSafe(run));
+            let result = result.unwrap_or_else(|payload| {
+                // The payload's own drop may panic.
+                std::mem::forget(payload);
+                Err(anyhow!("a worker ended by a bug"))
+            });
+            let _ = told.send((index, result));
         }
     }
 
@@ -171,8 +163,8 @@ mod tests {
             || Err(anyhow!("later")),
         ];
         for (index, run) in runs.into_iter().enumerate() {
-            let tell = ends.tell(index);
-            std::thread::spawn(move || tell.run(run)).join().unwrap();
+            let thread = ends.thread(index, run);
+            std::thread::spawn(thread).join().unwrap();
         }
         let told = Cell::new(0);
         let limit = Duration::from_secs(60);
@@ -185,7 +177,7 @@ mod tests {
     #[test]
     fn worker_start_times_out() {
         let ends = ThreadResults::new();
-        let _hangs = ends.tell(0);
+        let _hangs = ends.thread(0, || Ok(()));
         let waited = ends.wait(1, 1, Duration::from_millis(10), || (), &mut watch());
         let error = waited.expect_err("it has not ended").to_string();
         assert!(error.contains("no client was served yet"), "{error}");
