@@ -346,6 +346,15 @@ impl Connection {
         self.on_ready(device)
     }
 
+    /// Takes the bytes of handled messages from the socket, which is then readable only when there
+    /// is news. To be called before the owner waits for that.
+    pub fn settle(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            // The next read reports an error.
+            let _ = journal.take_found(&mut self.socket);
+        }
+    }
+
     /// Ends the connection from the server's side.
     pub fn close(&mut self, device: &mut dyn Device) {
         if self.closed {

@@ -306,6 +306,9 @@ impl Frontend for NvmeFront {
     }
 
     fn arm(&mut self) -> bool {
+        if let Some(connection) = &mut self.connection {
+            connection.settle();
+        }
         self.device.controller.arm()
     }
 

@@ -191,7 +191,10 @@ impl Journal {
     }
 
     /// Takes all bytes from the socket that the session's memory has.
-    fn take_found(&mut self, socket: &mut Socket) -> Result<(), ReadError> {
+    ///
+    /// # Errors
+    /// [`ReadError`] when the stream cannot be read any more.
+    pub(crate) fn take_found(&mut self, socket: &mut Socket) -> Result<(), ReadError> {
         self.looks.count = 0;
         if self.seen() == 0 {
             return Ok(());

@@ -222,6 +222,31 @@ fn passed_points() -> Vec<&'static str> {
 }
 
 #[test]
+fn settled_connection_leaves_no_handled_message_in_socket() {
+    let (mut world, peer) = World::new();
+    let mut client = Client::new(peer);
+    crash::disarm();
+    let mut process = world.start();
+    while client.answered == 0 {
+        client.send();
+        world.keeper.handle();
+        world.turn(&mut process, true);
+        client.take();
+    }
+    let waiting = |world: &World| rustix::io::ioctl_fionread(&world.client).unwrap();
+    client.counts = 2;
+    for count in 1..=2 {
+        client.post(&mut Random(1));
+        client.send();
+        world.turn(&mut process, false);
+        assert_eq!(world.disk.bar, client.bar, "write {count} is handled");
+        assert!(waiting(&world) > 0);
+    }
+    process.connection.settle();
+    assert_eq!(waiting(&world), 0);
+}
+
+#[test]
 fn living_server_answers_every_message() {
     talk(&[], 2000, 1);
 }

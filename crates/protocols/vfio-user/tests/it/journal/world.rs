@@ -446,6 +446,9 @@ impl World {
         let late = Duration::from_secs(if self.is_late { 60 } else { 0 });
         let _ = process.ledger.borrow_mut().advance(Instant::now() + late);
         process.connection.keeper_answered();
+        if complete {
+            process.connection.settle();
+        }
         let status = if complete && self.disk.pending {
             self.disk.end_operation(true);
             process.connection.complete(&mut self.disk, Ok(()))
