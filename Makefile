@@ -99,7 +99,7 @@ test-guests-steps:
 # lock target/debug: no guest test builds anything there.
 prebuild: tools-bench
 	-$(CARGO) build --release -p vnvme
-	-$(CARGO) build --release -p bench --bin vnvme-export
+	-$(CARGO) build --release -p bench --bin vnvme-export --bin vnvme-volume
 	-testing/fuzz/run.sh build
 	-$(AGAIN) aarch64
 	-$(DOCUMENTATION)
@@ -166,13 +166,13 @@ COST = --suite cost --vnvme $(RELEASE)/vnvme --ceilings testing/bench/ceilings.t
 cost cost-step: export PATH := $(PATH):$(CURDIR)/target/tools/bin
 cost: tools-build tools-bench
 	$(CARGO) build --release -p vnvme
-	$(CARGO) build --release -p bench --bin vnvme-export
+	$(CARGO) build --release -p bench --bin vnvme-export --bin vnvme-volume
 	$(CARGO) run --quiet -p bench -- $(COST)
 
 # With the load generator that the tests have built.
 cost-step:
 	$(CARGO) build --release -p vnvme
-	$(CARGO) build --release -p bench --bin vnvme-export
+	$(CARGO) build --release -p bench --bin vnvme-export --bin vnvme-volume
 	$(DEBUG)/vnvme-bench $(COST)
 
 # As it is released; each program by itself, as `cost` says. Every wait in it is bounded; so is the whole.
@@ -192,7 +192,7 @@ bench: export PATH := $(PATH):$(CURDIR)/target/tools/bin
 bench: tools-build tools-bench
 	$(CARGO) build --release -p vnvme
 	$(CARGO) build --release -p bench -p harness
-	$(CARGO) build --release -p bench --bin vnvme-export
+	$(CARGO) build --release -p bench --bin vnvme-export --bin vnvme-volume
 	rm -rf $(BENCH)
 	mkdir -p $(BENCH)
 	status=0; \

@@ -1,10 +1,10 @@
 //! Benchmark suites that measure `vnvme` and compare it with further programs, and their report.
 //!
+//! `vnvme-bench TARGET --against PROGRAM` compares vnvme with one program ([`suite::against`]).
 //! `vnvme-bench --suite NAME`, or `vnvme bench --suite NAME`, which runs this program if it lies
 //! beside it. [`suite`] runs jobs of the load generator (crate `load`) against `vnvme serve`
 //! processes, interleaved and repeated. [`results`] saves the figures. [`report`] shows them beside
 //! those of the documents that this project follows, [`compare`] beside those of another day.
-//! [`virtio`] is a guest's driver for vhost-user-blk exports.
 //!
 //! This program uses servers as processes: their sockets, their configuration and their control
 //! socket. It does not access the inside of the measured program, and has no unsafe code.
@@ -17,7 +17,6 @@ mod distance;
 mod report;
 mod results;
 mod suite;
-mod virtio;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -26,7 +25,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use suite::Program;
+use suite::{Program, against};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -219,17 +218,21 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let is_comparison = against::is_wanted(std::env::args().skip(1));
+    let (log, run): (_, Box<dyn FnOnce() -> Result<()>>) = if is_comparison {
+        let options = against::Options::parse();
+        (options.log.clone(), Box::new(|| options.run()))
+    } else {
+        let options = Options::parse();
+        (options.log.clone(), Box::new(|| options.run()))
+    };
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .log_internal_errors(false);
     tracing_subscriber::registry()
-        .with(tracing_subscriber::Layer::with_filter(
-            lines,
-            options.log.clone(),
-        ))
+        .with(tracing_subscriber::Layer::with_filter(lines, log))
         .init();
-    let Err(error) = options.run() else {
+    let Err(error) = run() else {
         return ExitCode::SUCCESS;
     };
     // A message about a closed output would not be read.

@@ -1,4 +1,4 @@
-//! What a suite must not leave behind.
+//! What a suite must not leave behind, and comparisons with other programs.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 #![allow(unsafe_code)] // `pre_exec`.
@@ -107,4 +107,157 @@ fn interrupted_suite_leaves_nothing() {
     assert!(!left[0].exists());
     next.end(Signal::TERM);
     assert_eq!(folders(&temp), [""; 0].map(PathBuf::from));
+}
+
+/// Compares vnvme with a program on a volume. Returns the JSON results.
+fn against(target: &str, words: &[&str]) -> serde_json::Value {
+    let job = "--runs 3 --runtime 0.2 --ramp 0 --iodepth 4 --json".split(' ');
+    let output = Command::new(program())
+        .arg(target)
+        .args(words)
+        .args(job)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{target}: {output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Returns whether both sides of a comparison can run here.
+fn has_two_cpus() -> bool {
+    let has = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+    if !has {
+        testkit::skip("bench::against", "it needs two CPUs");
+    }
+    has
+}
+
+fn ensure_results(results: &serde_json::Value, peer: &str) {
+    let median = |side: &str| results[side]["iops"].as_f64().unwrap();
+    for side in ["vnvme", peer] {
+        let mut runs: Vec<f64> = serde_json::from_value(results[side]["runs"].clone()).unwrap();
+        runs.sort_by(f64::total_cmp);
+        assert_eq!((runs.len(), runs[1]), (3, median(side)), "{results}");
+        assert!(runs[0] > 0.0, "{results}");
+    }
+    let ratio = results["ratio"].as_f64().unwrap();
+    assert!(
+        (ratio - median("vnvme") / median(peer)).abs() < 1e-6,
+        "{results}"
+    );
+    assert!(
+        results["round_trip_ns"].as_f64().unwrap() > 1.0,
+        "{results}"
+    );
+}
+
+/// Makes a script that stands for a program.
+fn stand_in(path: &Path, script: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn qemu_storage_daemon_is_compared_on_null_volume_and_image() {
+    if !has_two_cpus() {
+        return;
+    }
+    for tool in ["qemu-storage-daemon", "qemu-img"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            return testkit::skip("bench::against_qsd", format!("there is no {tool}"));
+        }
+    }
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let image = place.path().join("disk.qcow2");
+    let create = ["create", "-q", "-f", "qcow2"];
+    let made = Command::new("qemu-img")
+        .args(create)
+        .arg(&image)
+        .arg("64M")
+        .status();
+    assert!(made.unwrap().success());
+    let image = format!("qcow2://{}", image.display());
+    for target in ["null://1G", &image] {
+        let results = against(target, &["--against", "qemu-storage-daemon"]);
+        ensure_results(&results, "qemu-storage-daemon");
+    }
+}
+
+/// fio's place is taken by this project's load generator, whose results have fio's layout.
+#[test]
+fn fio_is_compared_on_file() {
+    if !has_two_cpus() {
+        return;
+    }
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let disk = place.path().join("disk.raw");
+    fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+    let vnvme = Path::new(program()).with_file_name("vnvme");
+    let words = place.path().join("words");
+    let script = format!(
+        "[ \"$1\" = --version ] || {{ echo \"$@\" >{}; exec {} bench {} --runtime 0.2 --json; }}",
+        words.display(),
+        vnvme.display(),
+        disk.display()
+    );
+    let fio = stand_in(&place.path().join("fio"), &script);
+    let disk = disk.to_str().unwrap();
+    let results = against(disk, &["--against", "fio", "--program", &fio]);
+    ensure_results(&results, "fio");
+    let words = fs::read_to_string(words).unwrap();
+    assert!(
+        words.contains(&format!("--filename={disk} ")) && words.contains("--iodepth=4 "),
+        "{words}"
+    );
+}
+
+/// SPDK's place is taken by vnvme, with a null volume at the socket that SPDK would make.
+#[test]
+fn spdk_is_compared_on_null_volume() {
+    if !has_two_cpus() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let vnvme = Path::new(program()).with_file_name("vnvme");
+    let kept = place.path().join("config.json");
+    let script = format!(
+        "[ \"$1\" = --version ] && exit; cp \"$2\" {}; exec {} serve --keeper=off --socket ${{2%/*}}/cntrl null://1G",
+        kept.display(),
+        vnvme.display()
+    );
+    let spdk = stand_in(&place.path().join("spdk_tgt"), &script);
+    let results = against("null://1G", &["--against", "spdk", "--program", &spdk]);
+    ensure_results(&results, "spdk");
+    let config: serde_json::Value = serde_json::from_slice(&fs::read(kept).unwrap()).unwrap();
+    let blocks = config.pointer("/subsystems/0/config/0/params/num_blocks");
+    assert_eq!(blocks.unwrap(), 2 << 20);
+}
+
+#[test]
+fn comparison_overwrites_data_only_on_demand() {
+    if !has_two_cpus() {
+        return;
+    }
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let disk = place.path().join("disk.raw");
+    fs::write(&disk, vec![7; 1 << 20]).unwrap();
+    let fio = stand_in(&place.path().join("fio"), "exit");
+    let output = Command::new(program())
+        .arg(&disk)
+        .args([
+            "--against",
+            "fio",
+            "--program",
+            &fio,
+            "--rw",
+            "randwrite",
+            "--ios",
+            "10",
+        ])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("--destroy-data overwrites it"), "{said}");
+    assert_eq!(fs::read(&disk).unwrap(), vec![7; 1 << 20]);
 }

@@ -60,16 +60,22 @@ impl Local {
     }
 }
 
+/// Returns the driver's options for a job.
+fn driver_options(job: &Job) -> Options {
+    let mut options = Options {
+        io_queues: job.queues,
+        interrupts: job.interrupt,
+        memory: job.memory.clone(),
+        ..Options::default()
+    };
+    options.doorbells.shadow = job.doorbells == Doorbells::Shadow;
+    options
+}
+
 impl DeviceTarget {
     /// Initialises the controller of `url` for this job.
     pub fn open(url: &str, job: &Job) -> Result<Self> {
-        let mut options = Options {
-            io_queues: job.queues,
-            interrupts: job.interrupt,
-            memory: job.memory.clone(),
-            ..Options::default()
-        };
-        options.doorbells.shadow = job.doorbells == Doorbells::Shadow;
+        let options = driver_options(job);
         if driver::DeviceTarget::is_named_by(url) {
             let mut target = driver::DeviceTarget::parse(url)?;
             target.options = Options {
@@ -89,6 +95,12 @@ impl DeviceTarget {
                 ..OpenOptions::default()
             },
         )?;
+        Self::of_volume(url, volume, job)
+    }
+
+    /// Creates a controller in this process over a volume. `url` is the volume's name in messages.
+    pub fn of_volume(url: &str, volume: Arc<dyn Volume>, job: &Job) -> Result<Self> {
+        let options = driver_options(job);
         let local = Local {
             volume,
             mapped: job.doorbells == Doorbells::Mmio,

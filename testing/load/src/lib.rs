@@ -3,8 +3,9 @@
 //! [`job`] describes the operation, [`pattern`] its offsets and data. [`run`] runs a thread for
 //! each queue on a [`lane::Target`]. [`stats`] holds the results, and [`fio`] their layout.
 //! Targets: [`device`] (an NVMe controller through the driver: VFIO, a vfio-user socket, or a
-//! controller in this process) and [`uring`] (a file or block device, directly). [`signature`]
-//! keeps a load from overwriting a target's data; [`progress`] shows the progress on a terminal.
+//! controller in this process), [`virtio`] (a vhost-user-blk export) and [`uring`] (a file or block
+//! device, directly). [`signature`] keeps a load from overwriting a target's data; [`progress`]
+//! shows the progress on a terminal.
 //!
 //! ```
 //! use load::device::DeviceTarget;
@@ -34,5 +35,7 @@ mod run;
 pub mod signature;
 pub mod stats;
 pub mod uring;
+#[cfg(feature = "vhost-user-blk")]
+pub mod virtio;
 
 pub use run::{NothingEnded, Watch, pin, run, waited};

@@ -8,17 +8,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A measurement fails by a panic.
 #![forbid(unsafe_code)]
 
-#[path = "../virtio.rs"]
-mod virtio;
-
 use anyhow::{Context, Result, anyhow, bail};
 use load::job::Job;
 use load::lane::{Lane, Target};
+use load::virtio::{VirtioLane, VirtioTarget};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::rc::Rc;
 use vhost_blk::{Backend, DiskOptions, Export};
-use virtio::{VirtioLane, VirtioTarget};
 use volume::{Io, IoOptions, OpenOptions, open_url};
 use worker::{Frontend, Handle, Options, Worker};
 

@@ -21,8 +21,10 @@
 //!   still depends on when the disk completes them, and a slow system call makes the next ones
 //!   dearer: the minimum of several runs counts.
 //! - `vhost-user-blk null read` and the like: requests of an export, see [`vhost`].
+//! - `qcow2 read`, `NBD read`, `NVMe/TCP target, read` and the like: see [`volume`].
 
 mod vhost;
+mod volume;
 
 use super::scratch::Scratch;
 use super::{Plan, SuiteResults};
@@ -111,7 +113,12 @@ const CASES: [Cost; 11] = [
 /// Returns the names of all cases.
 fn names() -> impl Iterator<Item = &'static str> {
     let exports = vhost::CASES.iter().map(|export| export.case);
-    CASES.iter().map(|cost| cost.case).chain(exports)
+    let volumes = volume::CASES.iter().map(|volume| volume.case);
+    CASES
+        .iter()
+        .map(|cost| cost.case)
+        .chain(exports)
+        .chain(volumes)
 }
 
 const fn cost(
@@ -151,7 +158,7 @@ pub fn run(plan: &Plan) -> Result<SuiteResults> {
             other => other.to_owned(),
         };
         add(
-            cost.case,
+            (cost.case, DEPTH),
             instructions(&plan.vnvme.path, cost, &target),
             ceilings.as_ref(),
             &mut outcome,
@@ -163,7 +170,24 @@ pub fn run(plan: &Plan) -> Result<SuiteResults> {
         let value =
             vhost::instructions(&program, export).with_context(|| format!("{}", program.display()));
         add(
-            export.case,
+            (export.case, DEPTH),
+            value,
+            ceilings.as_ref(),
+            &mut outcome,
+            &mut complaints,
+        );
+    }
+    let program = volume::program(&plan.vnvme.path);
+    for volume in &volume::CASES {
+        let dir = Scratch::new_in(&plan.output)?;
+        if let Some(reason) = volume.missing(dir.path())? {
+            outcome.leave_out(volume.case, reason);
+            continue;
+        }
+        let value = volume::instructions(&program, volume, dir.path())
+            .with_context(|| format!("{}", program.display()));
+        add(
+            (volume.case, volume.depth()),
             value,
             ceilings.as_ref(),
             &mut outcome,
@@ -179,7 +203,7 @@ pub fn run(plan: &Plan) -> Result<SuiteResults> {
 /// Adds the figure of a case to the results, and a message to `complaints` if it exceeds its
 /// ceiling.
 fn add(
-    name: &'static str,
+    (name, depth): (&'static str, u16),
     value: Result<f64>,
     ceilings: Option<&BTreeMap<String, f64>>,
     outcome: &mut SuiteResults,
@@ -197,7 +221,7 @@ fn add(
     let case = Case {
         suite: SUITE,
         case: name,
-        depth: DEPTH.into(),
+        depth: depth.into(),
         queues: 1,
     };
     let collector = &mut outcome.collector;
@@ -287,14 +311,17 @@ fn collected(vnvme: &Path, cost: &Cost, target: &str, ios: u64) -> Result<u64> {
     counted(cost.counted, &command)
 }
 
-/// Runs a command in callgrind, and returns the number of instructions of a function.
-fn counted(function: CountedFunction, program: &Command) -> Result<u64> {
+/// Runs a command in callgrind, and returns the number of instructions that it executed: of all, or
+/// of one function. Functions within that one that are named as well are left out.
+fn counted<'a>(functions: impl IntoIterator<Item = &'a str>, program: &Command) -> Result<u64> {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    if let Some(function) = function {
+    for function in functions {
         command.arg(format!("--toggle-collect={function}"));
     }
     command.arg(program.get_program()).args(program.get_args());
+    let variables = program.get_envs();
+    command.envs(variables.filter_map(|(name, value)| Some((name, value?))));
     let output = command.stdin(Stdio::null()).output().context("valgrind")?;
     let text = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {

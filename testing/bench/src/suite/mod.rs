@@ -2,6 +2,7 @@
 //! temporarily slow machine affects all of them. A figure is the median of the runs; comparisons
 //! are ratios within one run of a suite.
 
+pub mod against;
 mod copying;
 mod cost;
 mod counters;

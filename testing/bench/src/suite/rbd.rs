@@ -10,10 +10,10 @@ use super::scratch::Scratch;
 use super::server::{Server, ServerConfig};
 use super::{Plan, SuiteResults};
 use crate::results::Case;
-use crate::virtio::VirtioTarget;
 use anyhow::{Context, Result, ensure};
 use load::job::{Job, Rw};
 use load::stats::Measured;
+use load::virtio::VirtioTarget;
 use std::path::Path;
 
 const SUITE: &str = "rbd";
@@ -115,7 +115,7 @@ fn case(name: &str, depth: u16) -> Case<'_> {
 }
 
 /// Converts the URL of an image to QEMU's block device options.
-fn blockdev(url: &str) -> Result<String> {
+pub fn blockdev(url: &str) -> Result<String> {
     let (path, options) = url.split_once('?').unwrap_or((url, ""));
     let path = path.strip_prefix("rbd://").unwrap_or_default();
     let words: Vec<&str> = path.split('/').collect();

@@ -8,11 +8,11 @@
 use super::server::{Server, ServerConfig};
 use super::{Plan, SuiteResults};
 use crate::results::Case;
-use crate::virtio::VirtioTarget;
 use anyhow::{Result, anyhow};
 use load::device::DeviceTarget;
 use load::job::Job;
 use load::stats::Measured;
+use load::virtio::VirtioTarget;
 use output::{OutputError, outln};
 use std::time::Duration;
 

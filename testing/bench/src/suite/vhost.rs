@@ -4,11 +4,11 @@
 use super::server::{Program, Server, ServerConfig};
 use super::slices::{self, Contender, Load, Pings};
 use super::{Cores, Plan, SuiteResults};
-use crate::virtio::VirtioTarget;
 use anyhow::{Result, ensure};
 use dma::Memory;
 use driver::MemorySource;
 use load::job::{Job, Rw};
+use load::virtio::VirtioTarget;
 use std::time::Duration;
 
 const SUITE: &str = "vhost";

@@ -121,6 +121,7 @@ fn a_cluster_serves_images_and_a_guest() -> Result<()> {
     checks.check("namespaces, and names that there are not", || {
         named(&cluster)
     });
+    checks.check("an image is loaded without a daemon", || loaded(&cluster));
     checks.check("no library", || no_library(url));
     if let Some(user) = user {
         checks.check("power off and SIGTERM", || user.end());
@@ -255,6 +256,18 @@ fn named(cluster: &Cluster) -> Result<()> {
         let (status, log) = daemon(cluster, "rbd-refused", cluster.url(name)).refuse()?;
         ensure!(!status.success() && log.contains(said), "{name}: {log}");
     }
+    Ok(())
+}
+
+/// Loads an image by `vnvme bench`, which opens it itself.
+fn loaded(cluster: &Cluster) -> Result<()> {
+    cluster.rbd(&["create", "--size", "32M", "loaded"])?;
+    let output = Command::new(program()?)
+        .args(["bench", &cluster.url("rbd/loaded"), "--ios", "500"])
+        .args(LOAD)
+        .envs(cluster.library())
+        .output()?;
+    ensure!(output.status.success(), "{output:?}");
     Ok(())
 }
 

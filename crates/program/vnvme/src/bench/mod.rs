@@ -24,10 +24,13 @@ Targets:
   nvme://0000:44:00.0/1        namespace 1 of an NVMe device, through VFIO (bind
                                it first: vnvme bind 0000:44:00.0)
   vfio-user:///tmp/vm0.sock/1  namespace 1 of a controller at this socket
-  null://1T, mem://1G, file:///disks/a.raw
-                               a volume behind a controller in this process, on
-                               the thread of the load
-  /disks/a.raw, /dev/vdb       a file or block device, directly through io_uring,
+  vhost-user-blk:///tmp/vm1.sock
+                               a vhost-user-blk export, through one queue
+  null://1T, file:///disks/a.raw, qcow2:///disks/a.qcow2, nbd://HOST/EXPORT
+                               any volume of \"vnvme serve\", behind a controller
+                               in this process, on the thread of the load
+  /disks/a.raw, /dev/vdb, /dev/ublkb0
+                               a file or block device, directly through io_uring,
                                for comparison
 
 Writes and trims destroy data. A target that holds any (a filesystem, a
@@ -38,8 +41,12 @@ locked by another process) is always refused.
 Latency is the time from submission until the completion is seen, measured at
 high rates for one I/O in up to 31.
 
-\"vnvme bench --suite NAME\" runs a suite of the program vnvme-bench, which must
-be installed beside this one; \"vnvme-bench --help\" lists the suites.";
+\"vnvme bench VOLUME --against fio|spdk|qemu-storage-daemon\" serves the volume by
+vnvme and by that program in turn, under the same load, and prints both medians,
+the ratio and the round trip between the two CPUs. fio loads the file itself.
+\"vnvme bench --suite NAME\" runs a suite of measurements. Both are in the program
+vnvme-bench, which must be installed beside this one; \"vnvme-bench --help\" lists
+the suites.";
 
 /// Options of `vnvme bench`.
 #[derive(Args)]

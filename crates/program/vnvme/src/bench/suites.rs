@@ -1,5 +1,6 @@
-//! Measurement suites are a separate program, `vnvme-bench`. `vnvme bench` runs it for `--suite`,
-//! `--report`, `--compare` and `--keep`, if it is in the same directory as this program.
+//! Measurement suites and comparisons are a separate program, `vnvme-bench`. `vnvme bench` runs it
+//! for `--suite`, `--against`, `--report`, `--compare` and `--keep`, if it is in the same directory
+//! as this program.
 
 use anyhow::{Context, Result};
 use config::usage_error::UsageError;
@@ -16,7 +17,10 @@ pub fn wanted(args: impl IntoIterator<Item = OsString>) -> Option<Vec<OsString>>
     let options = args.iter().take_while(|arg| *arg != "--");
     let suite = options.into_iter().any(|arg| {
         let name = arg.to_str().map(|arg| arg.split('=').next().unwrap_or(arg));
-        matches!(name, Some("--suite" | "--report" | "--compare" | "--keep"))
+        matches!(
+            name,
+            Some("--suite" | "--against" | "--report" | "--compare" | "--keep")
+        )
     });
     // Global options may precede the command; one of them has a value.
     let command = args.iter().position(|arg| arg == "bench")?;
@@ -42,8 +46,8 @@ pub fn run(args: &[OsString]) -> Result<()> {
     let program = own.with_file_name(PROGRAM);
     if !program.is_file() {
         return Err(UsageError::error(format!(
-            "the suites are a program of their own, {PROGRAM}, which is not beside this one; \
-             in the repository this builds both: cargo build --release -p vnvme -p bench"
+            "suites and comparisons are a program of their own, {PROGRAM}, which is not beside this \
+             one; in the repository this builds both: cargo build --release -p vnvme -p bench"
         )));
     }
     let error = Command::new(&program).args(args).exec();
@@ -66,6 +70,7 @@ mod tests {
             ("bench --report --add a.json", "--report --add a.json"),
             ("bench --compare old.json", "--compare old.json"),
             ("bench --keep kept", "--keep kept"),
+            ("bench null://1T --against spdk", "null://1T --against spdk"),
             (
                 "--log debug bench --suite bench",
                 "--log debug --suite bench",

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use crate::common::*;
 
-const NQN: &str = "nqn.2014-08.org.vnvme:far";
+pub const NQN: &str = "nqn.2014-08.org.vnvme:far";
 
 /// `vnvme` with these arguments, to its end.
 fn vnvme(args: &[&str]) -> Output {
@@ -21,7 +21,7 @@ fn vnvme(args: &[&str]) -> Output {
 
 /// Where nobody listens. Not among the ports that the kernel chooses from: another socket, of a
 /// connection for instance, could be given this one before a daemon has it, or while that is down.
-fn address() -> String {
+pub fn address() -> String {
     static PORTS_USED: AtomicU32 = AtomicU32::new(0);
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let end: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
@@ -42,7 +42,7 @@ fn address() -> String {
 }
 
 /// Serves a volume to other hosts.
-fn far(address: &str, volume: &str, more: &[&str]) -> Daemon {
+pub fn far(address: &str, volume: &str, more: &[&str]) -> Daemon {
     let args = ["serve", "--nvme-tcp", address, volume, "--subnqn", NQN];
     let daemon = Daemon::spawn(&[&args[..], more].concat());
     daemon.wait_log(|line| line.contains("listening for NVMe over TCP"));

@@ -4,15 +4,14 @@
 //! (header, data, status), so that it costs one header, one entry in the available ring and, where
 //! the export asks for it, one kick.
 
-#[path = "virtio/frontend.rs"]
 mod frontend;
 
+use crate::job::Job;
+use crate::lane::{Geometry, IoResult, Lane, Target};
 use anyhow::{Context, Result, bail, ensure};
 use dma::{Access, Area, DmaMap, Memory, Prot};
 use driver::MemorySource;
 use frontend::{Frontend, Vring};
-use load::job::Job;
-use load::lane::{Geometry, IoResult, Lane, Target};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -50,7 +49,11 @@ pub struct VirtioTarget {
 impl VirtioTarget {
     /// Connects to the export at this socket.
     pub fn open(socket: &Path, job: &Job) -> Result<Self> {
-        ensure!(job.queues == 1, "an export is loaded through one queue");
+        ensure!(
+            job.queues == 1,
+            "a vhost-user-blk export is loaded through one queue, not {}",
+            job.queues
+        );
         let mut frontend = Frontend::connect(socket)?;
         let sectors = frontend.capacity()?;
         Ok(Self {
@@ -325,8 +328,8 @@ impl Lane for VirtioLane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use load::job::Rw;
-    use load::run;
+    use crate::job::Rw;
+    use crate::run;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::Arc;
     use vhost_blk::{DiskOptions, Export, Server};
