@@ -83,7 +83,7 @@ where
     let problem_state = cpu.psw_mask() & PSW_PROBLEM != 0;
     if operation == PQAP {
         let pqap = Pqap::decode(cpu.gr(0), facilities, problem_state)?;
-        return execute_pqap(cpu, pqap, ap);
+        return Execution { cpu, ap }.pqap(pqap);
     }
     if !facilities.instructions || !is_ap(operation) {
         return Err(ProgramException::Operation);
@@ -96,18 +96,21 @@ where
     if r1 % 2 != 0 || r2 % 2 != 0 || extended {
         return Err(ProgramException::Specification);
     }
+    let execution = Execution { cpu, ap };
     if operation == NQAP {
-        enqueue(cpu, r1, r2, ap)
+        execution.enqueue(r1, r2)
     } else {
-        dequeue(cpu, r1, r2, ap)
+        execution.dequeue(r1, r2)
     }
 }
 
-fn execute_pqap<U, P, S, C, Q>(
-    cpu: &mut U,
-    pqap: Pqap,
-    ap: &mut Mediated<P, S, C, Q>,
-) -> Result<u8, ProgramException>
+/// A processor that executes an instruction on its AP queues.
+struct Execution<'a, U, P, S, C, Q> {
+    cpu: &'a mut U,
+    ap: &'a mut Mediated<P, S, C, Q>,
+}
+
+impl<U, P, S, C, Q> Execution<'_, U, P, S, C, Q>
 where
     U: Cpu,
     P: Pages,
@@ -115,103 +118,84 @@ where
     C: Clock,
     Q: Queues,
 {
-    let status = match pqap.function {
-        Function::Tapq { facilities } => {
-            let (status, hardware) = ap.tapq(pqap.apqn);
-            cpu.set_gr(2, hardware.register(facilities));
-            status
-        }
-        Function::Rapq => ap.rapq(pqap.apqn),
-        Function::Zapq => ap.zapq(pqap.apqn),
-        Function::Aqic => {
-            let notification = address(cpu, cpu.gr(2));
-            ap.aqic(pqap.apqn, InterruptControl::decode(cpu.gr(1), notification))
-        }
-        Function::Qci => {
-            let block = ap.qci().to_bytes();
-            cpu.store(address(cpu, cpu.gr(2)), &block)?;
-            return Ok(0);
-        }
-    };
-    Ok(finish(cpu, status))
-}
+    fn pqap(self, pqap: Pqap) -> Result<u8, ProgramException> {
+        let Self { cpu, ap } = self;
+        let status = match pqap.function {
+            Function::Tapq { facilities } => {
+                let (status, hardware) = ap.tapq(pqap.apqn);
+                cpu.set_gr(2, hardware.register(facilities));
+                status
+            }
+            Function::Rapq => ap.rapq(pqap.apqn),
+            Function::Zapq => ap.zapq(pqap.apqn),
+            Function::Aqic => {
+                let notification = address(cpu, cpu.gr(2));
+                ap.aqic(pqap.apqn, InterruptControl::decode(cpu.gr(1), notification))
+            }
+            Function::Qci => {
+                let block = ap.qci().to_bytes();
+                cpu.store(address(cpu, cpu.gr(2)), &block)?;
+                return Ok(0);
+            }
+        };
+        Ok(finish(cpu, status))
+    }
 
-fn enqueue<U, P, S, C, Q>(
-    cpu: &mut U,
-    r1: u8,
-    r2: u8,
-    ap: &mut Mediated<P, S, C, Q>,
-) -> Result<u8, ProgramException>
-where
-    U: Cpu,
-    P: Pages,
-    S: Subclasses,
-    C: Clock,
-    Q: Queues,
-{
-    let gr0 = cpu.gr(0);
-    let apqn = Apqn::from_register(gr0);
-    if !ap.owns(apqn) {
-        return Ok(finish(cpu, QueueStatus::of(Response::QUEUE_NOT_AVAILABLE)));
+    fn enqueue(self, r1: u8, r2: u8) -> Result<u8, ProgramException> {
+        let Self { cpu, ap } = self;
+        let gr0 = cpu.gr(0);
+        let apqn = Apqn::from_register(gr0);
+        if !ap.owns(apqn) {
+            return Ok(finish(cpu, QueueStatus::of(Response::QUEUE_NOT_AVAILABLE)));
+        }
+        let (from, length) = (cpu.gr(r2), length(cpu, r2));
+        if length > LARGEST_MESSAGE {
+            return Ok(finish(cpu, QueueStatus::of(Response::MESSAGE_TOO_BIG)));
+        }
+        let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
+        cpu.load(address(cpu, from), &mut data)?;
+        let last = gr0 & LAST_PART != 0;
+        let part = RequestPart {
+            id: cpu.gr(r1) << 32 | cpu.gr(r1 + 1) & 0xffff_ffff,
+            data: &data,
+            last,
+            special: gr0 & SPECIAL != 0,
+        };
+        let status = ap.nqap(apqn, part);
+        let cc = finish(cpu, status);
+        if cc != 0 {
+            return Ok(cc);
+        }
+        advance(cpu, r2, length);
+        Ok(if last { 0 } else { 1 })
     }
-    let (from, length) = (cpu.gr(r2), length(cpu, r2));
-    if length > LARGEST_MESSAGE {
-        return Ok(finish(cpu, QueueStatus::of(Response::MESSAGE_TOO_BIG)));
-    }
-    let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
-    cpu.load(address(cpu, from), &mut data)?;
-    let last = gr0 & LAST_PART != 0;
-    let part = RequestPart {
-        id: cpu.gr(r1) << 32 | cpu.gr(r1 + 1) & 0xffff_ffff,
-        data: &data,
-        last,
-        special: gr0 & SPECIAL != 0,
-    };
-    let status = ap.nqap(apqn, part);
-    let cc = finish(cpu, status);
-    if cc != 0 {
-        return Ok(cc);
-    }
-    advance(cpu, r2, length);
-    Ok(if last { 0 } else { 1 })
-}
 
-fn dequeue<U, P, S, C, Q>(
-    cpu: &mut U,
-    r1: u8,
-    r2: u8,
-    ap: &mut Mediated<P, S, C, Q>,
-) -> Result<u8, ProgramException>
-where
-    U: Cpu,
-    P: Pages,
-    S: Subclasses,
-    C: Clock,
-    Q: Queues,
-{
-    let gr0 = cpu.gr(0);
-    let apqn = Apqn::from_register(gr0);
-    if !ap.owns(apqn) {
-        return Ok(finish(cpu, QueueStatus::of(Response::QUEUE_NOT_AVAILABLE)));
+    fn dequeue(self, r1: u8, r2: u8) -> Result<u8, ProgramException> {
+        let Self { cpu, ap } = self;
+        let gr0 = cpu.gr(0);
+        let apqn = Apqn::from_register(gr0);
+        if !ap.owns(apqn) {
+            return Ok(finish(cpu, QueueStatus::of(Response::QUEUE_NOT_AVAILABLE)));
+        }
+        let (to, room) = (cpu.gr(r2), length(cpu, r2).min(LARGEST_MESSAGE));
+        let room = usize::try_from(room).unwrap_or(0);
+        // The reply is removed from its queue below, so access to the buffer is checked first.
+        cpu.load(address(cpu, to), &mut vec![0; room])?;
+        let (status, reply) = ap.dqap(apqn, room, gr0 & NEW_REPLY == 0);
+        let Some(reply) = reply else {
+            return Ok(finish(cpu, status));
+        };
+        cpu.store(address(cpu, to), &reply.data)?;
+        advance(cpu, r2, reply.data.len() as u64);
+        cpu.set_gr(2, reply.residual as u64);
+        if reply.residual > 0 {
+            cpu.set_gr(0, gr0 & !NEW_REPLY | GOES_ON);
+            return Ok(1);
+        }
+        cpu.set_gr(r1, reply.id >> 32);
+        cpu.set_gr(r1 + 1, reply.id & 0xffff_ffff);
+        Ok(finish(cpu, status))
     }
-    let (to, room) = (cpu.gr(r2), length(cpu, r2).min(LARGEST_MESSAGE));
-    let room = usize::try_from(room).unwrap_or(0);
-    // The reply is removed from its queue below, so access to the buffer is checked first.
-    cpu.load(address(cpu, to), &mut vec![0; room])?;
-    let (status, reply) = ap.dqap(apqn, room, gr0 & NEW_REPLY == 0);
-    let Some(reply) = reply else {
-        return Ok(finish(cpu, status));
-    };
-    cpu.store(address(cpu, to), &reply.data)?;
-    advance(cpu, r2, reply.data.len() as u64);
-    cpu.set_gr(2, reply.residual as u64);
-    if reply.residual > 0 {
-        cpu.set_gr(0, gr0 & !NEW_REPLY | GOES_ON);
-        return Ok(1);
-    }
-    cpu.set_gr(r1, reply.id >> 32);
-    cpu.set_gr(r1 + 1, reply.id & 0xffff_ffff);
-    Ok(finish(cpu, status))
 }
 
 fn finish(cpu: &mut impl Cpu, status: QueueStatus) -> u8 {

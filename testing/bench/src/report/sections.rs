@@ -57,6 +57,8 @@ fn across(suite: &str, columns: &[String]) -> &'static str {
     }
 }
 
+/// Function that formats a figure.
+type Show = fn(f64) -> String;
 /// Coordinates of a figure: depth and number of queues.
 type Point = (u32, u32);
 
@@ -147,7 +149,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns a case's values at the points as cells of a table; doubtful ones have a `?`.
-    fn cells(&self, case: &str, metric: &str, show: fn(f64) -> String) -> Vec<Option<String>> {
+    fn cells(&self, case: &str, metric: &str, show: Show) -> Vec<Option<String>> {
         let cell = |p: &Point| {
             let figure = self.figure(case, *p, metric)?;
             let doubtful = figure.slices.is_some_and(|slices| slices.is_doubtful());
@@ -193,7 +195,7 @@ impl<'a> View<'a> {
     }
 
     /// Adds rows with a document's values to a table.
-    fn quote(&self, table: &mut Table, pair: &[documents::Series; 2], show: fn(f64) -> String) {
+    fn quote(&self, table: &mut Table, pair: &[documents::Series; 2], show: Show) {
         for series in pair {
             table.quote(series.name, shown(self.quoted(series), show));
         }

@@ -5,7 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
-use vfio_user::DmaMapping;
 
 use crate::common::*;
 
@@ -74,13 +73,7 @@ fn client_without_free_descriptor_waits() {
 fn take_all(host: &mut Host) -> u64 {
     host.assign_vectors(65);
     let map = |host: &mut Host, at: u64| {
-        let window = DmaMapping {
-            iova: (1 << 40) + at * 4096,
-            size: 4096,
-            offset: 0,
-            read: true,
-            write: true,
-        };
+        let window = window((1 << 40) + at * 4096, 4096);
         let file = memfd(4096);
         host.client.dma_map(window, Some(file.as_fd())).is_ok()
     };

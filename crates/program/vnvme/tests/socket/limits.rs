@@ -3,7 +3,6 @@
 use std::os::fd::AsFd;
 
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
-use vfio_user::DmaMapping;
 use vfio_user::client::{Client, RawClient};
 
 use crate::common::*;
@@ -17,13 +16,7 @@ fn visit(test_dir: &TestDir, round: u64) {
         1 => {
             let mut client = Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
             let file = memfd(1 << 20);
-            let map = DmaMapping {
-                iova: 0,
-                size: 1 << 20,
-                offset: 0,
-                read: true,
-                write: true,
-            };
+            let map = window(0, 1 << 20);
             client.dma_map(map, Some(file.as_fd())).unwrap();
         }
         // Uses everything.

@@ -18,9 +18,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Signal, kill_process};
+use vfio_user::DmaUnmapping;
 use vfio_user::client::{Client, RawClient};
 use vfio_user::wire;
-use vfio_user::{DmaMapping, DmaUnmapping};
 use zerocopy::IntoBytes;
 
 use crate::bad_messages::{message, version};
@@ -406,13 +406,7 @@ fn neighbour_beside_punched_memory_is_measured() {
             let mut client = Client::connect(test_dir.path("first.sock"), timeout).unwrap();
             let (mut count, mut longest) = (0, Duration::ZERO);
             while goes_on.load(Ordering::Relaxed) {
-                let map = DmaMapping {
-                    iova: 0,
-                    size: PUNCHED,
-                    offset: 0,
-                    read: true,
-                    write: true,
-                };
+                let map = window(0, PUNCHED);
                 let start = Instant::now();
                 client.dma_map(map, Some(file.as_fd())).unwrap();
                 longest = longest.max(start.elapsed());

@@ -10,16 +10,6 @@ use vfio_user::{DmaMapping, DmaUnmapping, Errno, IrqAction};
 
 use crate::common::*;
 
-fn window(iova: u64, size: u64) -> DmaMapping {
-    DmaMapping {
-        iova,
-        size,
-        offset: 0,
-        read: true,
-        write: true,
-    }
-}
-
 fn is_refused(result: Result<(), ClientError>) -> bool {
     matches!(result, Err(ClientError::Refused { .. }))
 }

@@ -126,13 +126,7 @@ fn large_window_is_pinned_after_reply() {
     let alone = pinned(&daemon);
     // Sparse: pinning it means allocating it.
     let ram = memfd(2 * GIB);
-    let large = DmaMapping {
-        iova: SECOND.iova,
-        size: 2 * GIB,
-        offset: 0,
-        read: true,
-        write: true,
-    };
+    let large = window(SECOND.iova, 2 * GIB);
     let (iova, size) = (large.iova, large.size);
     let fd = std::os::fd::AsFd::as_fd(&ram);
     for whole in [false, true] {

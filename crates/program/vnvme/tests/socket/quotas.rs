@@ -11,16 +11,6 @@ use vfio_user::{DmaMapping, DmaUnmapping, Errno, IrqAction};
 use crate::common::*;
 use crate::keeper::kill_serving;
 
-fn window(iova: u64, size: u64) -> DmaMapping {
-    DmaMapping {
-        iova,
-        size,
-        offset: 0,
-        read: true,
-        write: true,
-    }
-}
-
 fn errno<T>(result: Result<T, ClientError>) -> Option<Errno> {
     match result {
         Err(ClientError::Refused { errno, .. }) => errno,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use control::Client;
 use rustix::process::Pid;
-use vfio_user::{DmaMapping, DmaUnmapping};
+use vfio_user::DmaUnmapping;
 
 use crate::common::*;
 use crate::keeper::{kill_serving, serving, start};
@@ -175,13 +175,7 @@ fn stopped_worker_loses_nothing() {
         let process = served.serving();
         let stopped = Stopped::new(process.as_raw_nonzero().get() as u32);
         let more = memfd(1 << 20);
-        let map = DmaMapping {
-            iova: MORE,
-            size: 1 << 20,
-            offset: 0,
-            read: true,
-            write: true,
-        };
+        let map = window(MORE, 1 << 20);
         let range = DmaUnmapping::Range {
             iova: MORE,
             size: 1 << 20,

@@ -1,6 +1,6 @@
 //! Report sections of suites that need no guest.
 
-use super::{Section, View, per_io, percent, shown, times};
+use super::{Section, Show, View, per_io, percent, shown, times};
 use crate::report::chart::{Chart, Shape};
 use crate::report::documents;
 use crate::report::table::Table;
@@ -63,7 +63,7 @@ fn limit_at(view: &View<'_>, words: &str) -> Vec<Table> {
         time.row(case, view.cells(case, "ns_per_io", nanos));
     }
     for case in ["null mapped", "null shadow"] {
-        let rows: [(&str, &str, fn(f64) -> String); 4] = [
+        let rows: [(&str, &str, Show); 4] = [
             ("outside gaps", "ns_running", nanos),
             ("share of gaps", "gap_share", percent),
             ("the same, of the ping-pong", "ping_gap_share", percent),

@@ -17,6 +17,7 @@ use fuse_disk::Disk;
 pub use host::flood::Flood;
 pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE, leave, memfd, new_eventfd};
 pub use lone::{Lone, all_stats, stats};
+use vfio_user::DmaMapping;
 
 /// No single step takes longer than this on any machine; what is waited for this long has failed.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -59,6 +60,17 @@ pub fn breaking(test: &str, test_dir: &TestDir, size: usize) -> Option<Disk> {
     let disk = Disk::new(&test_dir.path("mnt"), size);
     disk.map_err(|error| testkit::skip(&format!("vnvme::{test}"), format!("/dev/fuse: {error}")))
         .ok()
+}
+
+/// A window of guest memory from the file's first byte on, readable and writable.
+pub const fn window(iova: u64, size: u64) -> DmaMapping {
+    DmaMapping {
+        iova,
+        size,
+        offset: 0,
+        read: true,
+        write: true,
+    }
 }
 
 /// A path as an argument.
