@@ -205,13 +205,14 @@ impl Drop for Attempt {
 mod tests {
     use super::*;
 
+    fn attempts(noted: AttemptRecord) -> Attempts {
+        let file = File::from(memfd_create("attempts", MemfdFlags::CLOEXEC).unwrap());
+        Attempts { file, noted }
+    }
+
     #[test]
     fn attempt_ending_with_process_counts_as_death() {
-        let file = File::from(memfd_create("attempts", MemfdFlags::CLOEXEC).unwrap());
-        let mut attempts = Attempts {
-            file,
-            noted: AttemptRecord::default(),
-        };
+        let mut attempts = attempts(AttemptRecord::default());
         for deaths in 1..4 {
             attempts.noted.under_way.insert("a".to_owned());
             attempts.write();
@@ -227,5 +228,32 @@ mod tests {
         }
         assert_eq!(pause(2), Duration::from_secs(4));
         assert_eq!(pause(u32::MAX), MAX_PAUSE);
+    }
+
+    #[test]
+    fn whole_recovery_alone_forgives_deaths() {
+        let mut noted = AttemptRecord::default();
+        noted.deaths.insert("a".to_owned(), MAX_DEATHS);
+        let mut keeper = KeeperSession::default();
+        keeper.attempts = Some(Mutex::new(attempts(noted)));
+        let keeper = Arc::new(keeper);
+        let is_under_way = || {
+            let attempts = keeper.attempts.as_ref().unwrap().lock().unwrap();
+            read(&attempts.file).unwrap().under_way.contains("a")
+        };
+        drop(Attempt::part(&keeper, "a"));
+        assert!(!is_under_way());
+        assert!(keeper.deaths_of("a").is_some(), "a part forgives nothing");
+        let attempt = Attempt::new(&keeper, "a");
+        let bug = std::thread::spawn(move || {
+            let _attempt = attempt;
+            panic!("as a bug does");
+        });
+        assert!(
+            bug.join().is_err() && is_under_way(),
+            "the panic is a death"
+        );
+        drop(Attempt::new(&keeper, "a"));
+        assert!(!is_under_way() && keeper.deaths_of("a").is_none());
     }
 }
