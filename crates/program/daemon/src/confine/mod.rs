@@ -12,7 +12,7 @@ pub(crate) mod tcp;
 use crate::confine::path_check::{canonicalize, is_unanswered};
 use crate::keep;
 use crate::manage::{allows_ublk, places, servers};
-use crate::open;
+use crate::open::{self, journals};
 use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result};
 use config::choices::SandboxMode;
@@ -48,6 +48,13 @@ impl Confinement {
                 let mut needs = needs(specs, options);
                 for disk in unavailable {
                     to_open(disk, &mut needs);
+                }
+                if options.daemon.is_some() || !unavailable.is_empty() {
+                    // Journals of images that are opened later.
+                    let folder = options.control.as_deref().map(journals::folder);
+                    needs
+                        .files_in
+                        .extend(folder.filter(|folder| folder.is_dir()));
                 }
                 Some(Sandbox::new(needs))
             }

@@ -3,6 +3,7 @@
 pub mod devices;
 pub(crate) mod direct;
 pub(crate) mod host_keys;
+pub(crate) mod journals;
 pub(crate) mod pools;
 pub(crate) mod prepare;
 pub(crate) mod removal;
@@ -11,6 +12,7 @@ pub(crate) mod subsystems;
 use crate::keep::{self, KeptServers};
 use crate::open::devices::DeviceRegistry;
 use crate::open::direct::Direct;
+use crate::open::journals::Journals;
 use crate::open::pools::{DiskPool, Pools};
 use crate::open::removal::RemovalWatch;
 use crate::open::subsystems::Subsystems;
@@ -135,6 +137,8 @@ pub struct Opener {
     events: EventSender,
     /// Records of the disks, with which opened volumes are compared.
     pub records: Records,
+    /// Folder for the journals of images.
+    journals: Journals,
 }
 
 impl Opener {
@@ -162,6 +166,7 @@ impl Opener {
             block_sizes: BlockSizes::default(),
             events: registry.events.clone(),
             records: Records::open(options),
+            journals: Journals::new(options),
         }
     }
 
@@ -220,6 +225,7 @@ impl Opener {
                 block_size: spec.block_size,
                 previous: self.previous,
                 memory: place.memory.clone(),
+                journals: self.journals.of(url),
                 raw,
                 is_check: false,
             };
