@@ -257,9 +257,10 @@ fn replay_that_is_killed_is_repeated() {
                 .filter(|n| *n > 0)
                 .collect();
             let count = changed.len() * share / 7;
-            let part = match from_end {
-                false => &changed[..count],
-                true => &changed[changed.len() - count..],
+            let part = if from_end {
+                &changed[changed.len() - count..]
+            } else {
+                &changed[..count]
             };
             for n in part {
                 image[n * 512..][..512].copy_from_slice(&after[n * 512..][..512]);
