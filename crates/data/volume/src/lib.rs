@@ -160,7 +160,7 @@ pub use request::{Completion, Op, Request};
 pub use slice::SliceVolume;
 pub use traits::{FastPath, OpenQueue, QueueState, RangeCopy, Volume, VolumeQueue};
 pub use url::{
-    BareVolume, Extras, MemoryPlace, OpenError, OpenKind, OpenOptions, OpenedUrl,
+    BareVolume, Extras, JournalFolder, MemoryPlace, OpenError, OpenKind, OpenOptions, OpenedUrl,
     Options as UrlOptions, READ_ONLY, Registry, Scheme, UrlOption, VolumeKind, VolumeUrl,
     journal_of_url, open_url, parse_count, parse_duration, parse_number, parse_size, path_of_name,
     path_of_url, similar,

@@ -5,12 +5,14 @@
 //! from its first bytes.
 
 use crate::blocking::{Blocking, block_on, fill};
-use crate::check::{RefcountErrors, Skeleton, check};
+use crate::check::{CheckError, RefcountErrors, Skeleton, check};
+use crate::deferred::Deferred;
 use crate::error::ImageError;
 use crate::format::{
-    Geometry, HEADER_ROOM, Header, OFFSET_FEATURES, table_entry, without_reserved,
+    Geometry, HEADER_ROOM, Header, L2Entry, Mapping, table_entry, without_reserved,
 };
 use crate::image::{Image, ImageParts, Writer};
+use crate::journal::{FileId, Journal, SLOTS};
 use crate::ranges::Ranges;
 use crate::refcounts::Refcounts;
 use crate::tables::{L1, Tables, numbers};
@@ -22,7 +24,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use volume::{Direct, FileOptions, FileVolume, PreviousProcess, VolumeError};
+use volume::{Direct, FileOptions, FileVolume, JournalFolder, PreviousProcess, VolumeError};
 
 /// Maximum number of images in a backing chain.
 const MAX_CHAIN: usize = 64;
@@ -49,6 +51,11 @@ pub struct Qcow2Options {
     /// Time limit for one operation on a file that may hang; the operation fails after it
     /// ([`FileOptions::timeout`]).
     pub timeout: Option<Duration>,
+    /// Folder for the journal of table entries, by which a later process has all writes of this
+    /// one. `None`: no journal, and every entry is written at once.
+    pub journals: Option<JournalFolder>,
+    /// Maximum number of entries in the journal, and so of entries that wait.
+    pub journal_slots: usize,
 }
 
 impl Qcow2Options {
@@ -66,6 +73,8 @@ impl Default for Qcow2Options {
             l2_cache: Self::L2_CACHE,
             previous: PreviousProcess::default(),
             timeout: None,
+            journals: None,
+            journal_slots: SLOTS,
         }
     }
 }
@@ -85,7 +94,7 @@ struct OpenedFile {
     len: u64,
     is_device: bool,
     /// Device and inode number, by which a file that occurs twice in a chain is recognised.
-    id: (u64, u64),
+    id: FileId,
 }
 
 fn open_file(path: &Path, options: FileOptions) -> Result<OpenedFile, ImageError> {
@@ -159,7 +168,7 @@ pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageEr
             next = Some((below, is_image));
         }
         let write = layer == 0 && !options.read_only;
-        let (image, file) = image(opened, &header, layer, write, options.l2_cache)?;
+        let (image, file) = image(opened, &header, layer, write, options)?;
         images.push(image);
         files.push(file);
     }
@@ -349,12 +358,13 @@ fn raw(opened: OpenedFile, layer: usize) -> Result<(Image, File), ImageError> {
     Ok((Image::new(parts), opened.file))
 }
 
+/// Opens an image of a chain, for reading or for writing.
 fn image(
     opened: OpenedFile,
     header: &Header,
     layer: usize,
     write: bool,
-    cache: u64,
+    options: &Qcow2Options,
 ) -> Result<(Image, File), ImageError> {
     let path = opened.path.clone();
     let geometry = header.geometry;
@@ -385,12 +395,14 @@ fn image(
         let entries = l1.iter().map(|&entry| without_reserved(entry, &geometry));
         bytes = entries.flat_map(u64::to_be_bytes).collect();
     }
-    let writer = if write {
-        Some(writer(&opened, header, &l1)?)
+    let (writer, replayed) = if write {
+        let (writer, replayed) = writer(&opened, header, &l1, options)?;
+        (Some(writer), replayed)
     } else {
-        None
+        (None, Vec::new())
     };
-    let tables = Tables::new(geometry, layer, L1::new(header.l1_offset, &bytes), cache);
+    let l1 = L1::new(header.l1_offset, &bytes);
+    let tables = Tables::new(geometry, layer, l1, options.l2_cache);
     let tables_file = opened.volume.reopen(Direct::Off)?;
     let cluster_is_fine = geometry.cluster_size() >= PAGE;
     let mut size = header.size;
@@ -423,18 +435,115 @@ fn image(
         let store = Blocking::new(vec![
             opened.file.try_clone().map_err(failed("no descriptor"))?,
         ]);
-        prepare(&image, writer, &store, header)?;
+        prepare(&image, writer, &store, header, &replayed)?;
     }
     Ok((image, opened.file))
 }
 
-/// Prepares an image for its first write: clears unknown autoclear features and loads its
-/// refcounts.
+/// Returns the journal of an image. `None`: every entry is written at once.
+fn journal(opened: &OpenedFile, options: &Qcow2Options) -> Option<Journal> {
+    let folder = options.journals.as_ref()?;
+    let journal = Journal::open(folder, opened.id, options.journal_slots);
+    let journal = journal.inspect_err(|error| {
+        let (path, folder) = (opened.path.display(), folder.path.display());
+        tracing::warn!("{path}: no journal in {folder}, first writes are slower: {error}");
+    });
+    journal.ok()
+}
+
+/// Returns the entries of the journal that the image lacks, and that continue it.
+///
+/// # Errors
+/// A table cannot be read. The journal stays as it is.
+fn recorded(
+    opened: &OpenedFile,
+    header: &Header,
+    tables: &HashSet<u64>,
+    journal: Option<&Journal>,
+) -> Result<Vec<(u64, L2Entry)>, CheckError> {
+    let path = opened.path.display();
+    let found = match journal.map_or(Ok(None), Journal::recorded) {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!(
+                "{path}: its journal is not used: {error}; what was written to the image and not \
+                 flushed may be lost"
+            );
+            return Ok(Vec::new());
+        }
+    };
+    let is_open = header.is_dirty() && header.journal() != 0;
+    let entries = match found {
+        Some(found) if is_open && found.number == header.journal() => found.entries,
+        Some(found) if !found.entries.is_empty() => {
+            complain_of_change(opened);
+            return Ok(Vec::new());
+        }
+        _ if is_open => {
+            tracing::warn!(
+                "{path}: was not closed cleanly, and its journal is not there: the host was booted \
+                 since, or the process before had another control socket; what was written to the \
+                 image and not flushed may be lost"
+            );
+            return Ok(Vec::new());
+        }
+        _ => return Ok(Vec::new()),
+    };
+    if !continues(opened, &header.geometry, tables, &entries)? {
+        complain_of_change(opened);
+        return Ok(Vec::new());
+    }
+    Ok(entries)
+}
+
+fn complain_of_change(opened: &OpenedFile) {
+    tracing::error!(
+        "{}: another program has changed it since the previous process was killed; what was \
+         written to it and not flushed is lost",
+        opened.path.display()
+    );
+}
+
+/// Returns whether these entries continue the image: each is of new data, and belongs to one of the
+/// L2 tables, which has the entry or an entry without data at its place.
+fn continues(
+    opened: &OpenedFile,
+    geometry: &Geometry,
+    tables: &HashSet<u64>,
+    entries: &[(u64, L2Entry)],
+) -> Result<bool, CheckError> {
+    for &(at, entry) in entries {
+        let table = at & !(geometry.cluster_size() - 1);
+        let Mapping::Data { host, copied: true } = entry.mapping(geometry) else {
+            return Ok(false);
+        };
+        if !at.is_multiple_of(8) || !tables.contains(&table) {
+            return Ok(false);
+        }
+        let mut bytes = [0; 8];
+        fill(&opened.file, &mut bytes, at).map_err(CheckError::Read)?;
+        let present = L2Entry(u64::from_be_bytes(bytes));
+        let replaces = match present.mapping(geometry) {
+            Mapping::Unallocated | Mapping::Zero { host: None } => true,
+            Mapping::Zero { host: Some(own) } => own == host,
+            _ => present == entry,
+        };
+        if !replaces {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Prepares an image for its first write: writes the entries that a previous process has deferred,
+/// begins a new journal, and clears the dirty bit and all autoclear features. The number of the
+/// former journal stays in the header until the image has its entries.
 fn prepare(
     image: &Image,
     writer: &Writer,
     store: &Blocking,
     header: &Header,
+    replayed: &[(u64, L2Entry)],
 ) -> Result<(), ImageError> {
     let failed = |error: volume::IoError| ImageError::Io {
         path: image.path.clone(),
@@ -445,14 +554,27 @@ fn prepare(
         },
     };
     block_on(async {
-        if header.autoclear != 0 || header.is_dirty() {
-            let _change = writer.begin(store).await?;
-            // Features that are not known here do not hold any more.
-            let none = 0u64.to_be_bytes();
-            crate::store::Store::write(store, OFFSET_FEATURES + 16, &none).await?;
-        }
+        let is_open = header.autoclear != 0 || header.is_dirty();
+        let change = if is_open {
+            Some(writer.begin(store).await?)
+        } else {
+            None
+        };
         image.prepare(writer, store).await?;
-        if header.is_dirty() {
+        if !replayed.is_empty() {
+            // Their clusters come first, as in `Writer::write_back`.
+            crate::store::Store::flush(store).await?;
+            for (at, entry) in replayed {
+                crate::store::Store::write(store, *at, &entry.0.to_be_bytes()).await?;
+                crash::point!("qcow2.replay.written");
+            }
+        }
+        if let Some(deferred) = &writer.deferred {
+            deferred.begin();
+            crash::point!("qcow2.journal.begun");
+        }
+        drop(change);
+        if is_open {
             writer.end(store).await?;
         }
         Ok(())
@@ -484,7 +606,14 @@ impl TableClusters<'_> {
     }
 }
 
-fn writer(opened: &OpenedFile, header: &Header, l1: &[u64]) -> Result<Writer, ImageError> {
+/// Returns the state for writing an image, and the deferred entries of a previous process that have
+/// to be written to it.
+fn writer(
+    opened: &OpenedFile,
+    header: &Header,
+    l1: &[u64],
+    options: &Qcow2Options,
+) -> Result<(Writer, Vec<(u64, L2Entry)>), ImageError> {
     let path = &opened.path;
     header.check_writable().map_err(|why| ImageError::Format {
         path: path.clone(),
@@ -510,6 +639,7 @@ fn writer(opened: &OpenedFile, header: &Header, l1: &[u64]) -> Result<Writer, Im
         own.enter(part.clone())?;
     }
     let mut refcounts = read_refcounts(opened, header, &mut own)?;
+    let mut tables = HashSet::new();
     for &entry in l1 {
         let Some((table, copied)) = table_entry(entry, &geometry) else {
             continue;
@@ -519,17 +649,26 @@ fn writer(opened: &OpenedFile, header: &Header, l1: &[u64]) -> Result<Writer, Im
         }
         if table != 0 {
             own.enter(table >> bits..(table >> bits) + 1)?;
+            tables.insert(table);
         }
     }
+    let journal = journal(opened, options);
+    let mut replayed = recorded(opened, header, &tables, journal.as_ref())
+        .map_err(|error| own.damaged(format!("{error}")))?;
     if header.is_dirty() {
         let skeleton = Skeleton {
             geometry,
             l1,
             parts,
         };
-        let found = check(&skeleton, &mut refcounts, |at, bytes| {
-            fill(&opened.file, bytes, at)
-        });
+        let mut found = check_with(opened, &skeleton, &mut refcounts, &replayed);
+        if matches!(&found, Err(error) if !matches!(error, CheckError::Read(_)))
+            && !replayed.is_empty()
+        {
+            complain_of_change(opened);
+            replayed.clear();
+            found = check_with(opened, &skeleton, &mut refcounts, &replayed);
+        }
         let RefcountErrors { leaked, uncounted } =
             found.map_err(|error| own.damaged(format!("{error}")))?;
         tracing::info!(
@@ -547,7 +686,30 @@ fn writer(opened: &OpenedFile, header: &Header, l1: &[u64]) -> Result<Writer, Im
     }
     let unknown: Ranges = refcounts.begin(if opened.is_device { 0 } else { opened.len });
     let dirty = header.is_dirty();
-    Ok(Writer::new(refcounts, own.clusters, unknown, dirty, header))
+    let deferred = journal.map(Deferred::new);
+    let clusters = own.clusters;
+    let writer = Writer::new(refcounts, clusters, unknown, dirty, header, deferred);
+    Ok((writer, replayed))
+}
+
+/// Corrects the refcounts, as if the image had these entries at their byte offsets already.
+fn check_with(
+    opened: &OpenedFile,
+    skeleton: &Skeleton<'_>,
+    refcounts: &mut Refcounts,
+    entries: &[(u64, L2Entry)],
+) -> Result<RefcountErrors, CheckError> {
+    check(skeleton, refcounts, |at, bytes| {
+        fill(&opened.file, bytes, at)?;
+        for (place, entry) in entries {
+            let offset = place.checked_sub(at).and_then(|n| usize::try_from(n).ok());
+            let field = offset.and_then(|offset| bytes.get_mut(offset..offset.checked_add(8)?));
+            if let Some(field) = field {
+                field.copy_from_slice(&entry.0.to_be_bytes());
+            }
+        }
+        Ok(())
+    })
 }
 
 fn read_refcounts(

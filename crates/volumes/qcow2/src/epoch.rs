@@ -38,6 +38,12 @@ impl Epochs {
         seen
     }
 
+    /// Returns whether there is a queue.
+    pub(crate) fn has_queues(&self) -> bool {
+        let queues = self.queues.lock().unpoisoned();
+        queues.iter().any(|queue| queue.strong_count() > 0)
+    }
+
     /// Begins a new epoch after entries were removed. Their clusters may be used again when
     /// [`Epochs::oldest`] is the result, or later.
     pub(crate) fn advance(&self) -> u64 {
@@ -102,6 +108,7 @@ mod tests {
         two.idle();
         assert!(epochs.oldest() < freed);
         drop(one);
+        assert!(epochs.has_queues());
         assert_eq!(
             epochs.oldest(),
             freed,

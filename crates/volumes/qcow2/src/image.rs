@@ -1,5 +1,6 @@
 //! State of one image of a chain, shared by all queues.
 
+use crate::deferred::Deferred;
 use crate::epoch::Epochs;
 use crate::format::{COPIED, DIRTY, Geometry, Header, L2Entry, Mapping, OFFSET_FEATURES};
 use crate::inflate::Inflated;
@@ -50,6 +51,15 @@ impl std::fmt::Debug for Image {
             .field("path", &self.path)
             .field("layer", &self.layer)
             .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Image {
+    /// Removes the journal, which nobody needs, while the file is still locked.
+    fn drop(&mut self) {
+        if let Some(writer) = &self.writer {
+            writer.remove_journal();
+        }
     }
 }
 
@@ -165,12 +175,13 @@ impl Image {
 /// 3. A table is durable before anything leads to it. A cluster that replaces anything but zeroes
 ///    is durable before its entry is written, because the old data was durable elsewhere. Data that
 ///    a guest has written becomes durable with its flush; until then it finds old or new data after
-///    a loss of power.
+///    a loss of power. With a journal, many entries wait in memory for that ([`crate::deferred`]).
 /// 4. A cluster that was freed is used again when its removal is durable, it reads as zeroes
 ///    durably, and no request can still be on its way to it ([`crate::epoch`]).
 ///
-/// All of that is on the disk, or in the kernel's page cache, before the guest is answered: if this
-/// process is killed and started again, the guest finds the data that it has written.
+/// All of that is on the disk, in the kernel's page cache, or in the journal, before the guest is
+/// answered: if this process is killed and started again, the guest finds the data that it has
+/// written.
 pub(crate) struct Writer {
     /// Locks on guest clusters while their L2 entries are changed.
     pub(crate) clusters: RangeLocks,
@@ -188,6 +199,9 @@ pub(crate) struct Writer {
     changes: AtomicU64,
     /// Number of those changes that are durable.
     durable: AtomicU64,
+    /// Error of a flush that no request of the guest has asked for. The system reports such an
+    /// error once, so the guest's next flush reports it again.
+    missed: Mutex<Option<IoError>>,
     removed_clusters: Mutex<RemovedClusters>,
     /// Number of freed clusters that wait for the end of older requests.
     waiting: AtomicU64,
@@ -195,6 +209,10 @@ pub(crate) struct Writer {
     pub(crate) reaping: AtomicBool,
     /// Byte offset of the refcount table in the file.
     pub(crate) reftable: AtomicU64,
+    /// Compatible features of the image, which are not changed.
+    compatible: u64,
+    /// L2 entries that are not in the image yet; `None` where every entry is written at once.
+    pub(crate) deferred: Option<Deferred>,
 }
 
 /// Freed clusters that must not be reused yet.
@@ -227,13 +245,14 @@ enum Phase {
 impl Writer {
     /// Creates the writing state of an image with these refcounts. `own`: clusters of the image's
     /// tables. `unknown`: free clusters with unknown content. `dirty`: whether the header's dirty
-    /// bit is set.
+    /// bit is set. `deferred`: list for entries that are written later, if that is possible.
     pub(crate) fn new(
         refcounts: Refcounts,
         own: HashSet<u64>,
         unknown: Ranges,
         dirty: bool,
         header: &Header,
+        deferred: Option<Deferred>,
     ) -> Self {
         let waiting = unknown.len();
         let phase = if dirty { Phase::Dirty } else { Phase::Clean };
@@ -250,6 +269,7 @@ impl Writer {
             unsound: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             durable: AtomicU64::new(0),
+            missed: Mutex::new(None),
             removed_clusters: Mutex::new(RemovedClusters {
                 removed: vec![(0, unknown)],
                 zeroed: Ranges::default(),
@@ -257,6 +277,8 @@ impl Writer {
             waiting: AtomicU64::new(waiting),
             reaping: AtomicBool::new(false),
             reftable: AtomicU64::new(header.reftable_offset),
+            compatible: header.compatible,
+            deferred,
         }
     }
 
@@ -282,7 +304,7 @@ impl Writer {
         }
     }
 
-    /// Counts a change of L1 or L2 tables that was written to the disk.
+    /// Counts a change of L1 or L2 tables that was written to the disk, or was deferred.
     pub(crate) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
@@ -298,17 +320,41 @@ impl Writer {
         self.durable.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
     }
 
-    /// Makes all completed writes to the image durable.
+    /// Makes all completed writes to the image durable, for a flush or a durable write of the
+    /// guest, and reports an error of an earlier flush that the guest has not asked for.
     pub(crate) async fn flush(&self, store: &impl Store) -> Result<(), IoError> {
+        let flushed = self.flush_all(store).await;
+        let missed = self.missed.lock().unpoisoned().take();
+        flushed.and(missed.map_or(Ok(()), Err))
+    }
+
+    /// Makes all completed writes to the image durable. The guest's next flush reports an error
+    /// again.
+    pub(crate) async fn flush_all(&self, store: &impl Store) -> Result<(), IoError> {
         let changes = self.changes();
+        self.write_back(store).await?;
         let zeroed = ZeroedClusters {
             writer: self,
             clusters: std::mem::take(&mut self.removed_clusters().zeroed),
         };
-        store.flush().await?;
-        self.durable.fetch_max(changes, Ordering::AcqRel);
+        self.barrier(store).await?;
+        // The changes before a failed flush may be lost, also if the next one succeeds.
+        if self.missed.lock().unpoisoned().is_none() {
+            self.durable.fetch_max(changes, Ordering::AcqRel);
+        }
         self.refcounts().free(zeroed.done());
         Ok(())
+    }
+
+    /// Flushes the image's file. The system reports an error once, and the guest's next flush
+    /// reports it again.
+    pub(crate) async fn barrier(&self, store: &impl Store) -> Result<(), IoError> {
+        let mut barrier = Barrier {
+            writer: self,
+            result: Err(IoErrorKind::NotDurable.into()),
+        };
+        barrier.result = store.flush().await;
+        barrier.result
     }
 
     fn removed_clusters(&self) -> MutexGuard<'_, RemovedClusters> {
@@ -344,20 +390,28 @@ impl Writer {
                 writer: self,
                 end: Phase::Clean,
             };
-            self.write_features(store, DIRTY).await?;
-            store.flush().await?;
+            let journal = self.deferred.as_ref().map_or(0, Deferred::number);
+            self.write_features(store, DIRTY, journal).await?;
+            self.barrier(store).await?;
             turn.end = Phase::Dirty;
             self.dirty().users += 1;
         }
         Ok(Change(self))
     }
 
-    /// Writes the header's incompatible features. All of them are known to this crate. The
-    /// compatible features that follow are not changed.
-    async fn write_features(&self, store: &impl Store, incompatible: u64) -> Result<(), IoError> {
-        store
-            .write(OFFSET_FEATURES, &incompatible.to_be_bytes())
-            .await
+    /// Writes the header's features, with the number of the journal that continues the image. All
+    /// incompatible features of the image are known to this crate. Autoclear features that are not
+    /// known here do not hold any more.
+    async fn write_features(
+        &self,
+        store: &impl Store,
+        incompatible: u64,
+        journal: u32,
+    ) -> Result<(), IoError> {
+        let autoclear = Header::autoclear_of(journal);
+        let features = [incompatible, self.compatible, autoclear];
+        let bytes: Vec<u8> = features.into_iter().flat_map(u64::to_be_bytes).collect();
+        store.write(OFFSET_FEATURES, &bytes).await
     }
 
     /// Clears the header's dirty bit, unless a change is in progress or refcounts are wrong.
@@ -375,11 +429,20 @@ impl Writer {
             end: Phase::Dirty,
         };
         self.settle_all(store).await?;
-        self.flush(store).await?;
-        self.write_features(store, 0).await?;
-        store.flush().await?;
+        self.flush_all(store).await?;
+        // Whatever becomes of these two, the next change sets the bit again.
         turn.end = Phase::Clean;
-        Ok(())
+        self.write_features(store, 0, 0).await?;
+        self.barrier(store).await
+    }
+
+    /// Removes the journal's file if the image is in order without it.
+    fn remove_journal(&self) {
+        if let Some(deferred) = &self.deferred
+            && self.dirty().phase == Phase::Clean
+        {
+            deferred.remove();
+        }
     }
 
     /// Returns whether the dirty bit is set although no change is in progress.
@@ -448,7 +511,7 @@ impl Image {
         }
         // A guest that never flushes would have the file grow.
         if writer.removed_clusters().zeroed.len() >= MAX_PUNCHED_CLUSTERS {
-            writer.flush(store).await?;
+            writer.flush_all(store).await?;
         }
         Ok(true)
     }
@@ -516,7 +579,7 @@ impl Image {
         store
             .write(at, &vec![0; 1 << self.geometry.cluster_bits])
             .await?;
-        store.flush().await?;
+        writer.barrier(store).await?;
         let entry = at | COPIED;
         let _shield = store.shield();
         let written = store
@@ -546,6 +609,10 @@ impl Image {
             .iter()
             .flat_map(|entry| entry.0.to_be_bytes())
             .collect();
+        let end = slice.place(first) + bytes.len() as u64;
+        if writer.has_deferred(slice.place(first)..end) {
+            writer.write_back(store).await?;
+        }
         let before: Vec<L2Entry> = (first..first + entries.len())
             .map(|at| slice.get(at))
             .collect();
@@ -613,6 +680,21 @@ impl Writer {
         clusters: &Range<u64>,
     ) -> Result<(), IoError> {
         let versions = self.refcounts().versions(clusters);
+        self.settle_blocks(store, versions).await
+    }
+
+    /// Writes all changed refcounts of the image to the disk.
+    pub(crate) async fn settle_all(&self, store: &impl Store) -> Result<(), IoError> {
+        let versions = self.refcounts().unsettled();
+        self.settle_blocks(store, versions).await
+    }
+
+    /// Writes refcount blocks, by their indices, to the disk, at least in these versions.
+    async fn settle_blocks(
+        &self,
+        store: &impl Store,
+        versions: Vec<(usize, u64)>,
+    ) -> Result<(), IoError> {
         for (index, version) in versions {
             loop {
                 let step = wait(store, |context| {
@@ -629,17 +711,6 @@ impl Writer {
             }
         }
         Ok(())
-    }
-
-    /// Writes all changed refcounts of the image to the disk.
-    pub(crate) async fn settle_all(&self, store: &impl Store) -> Result<(), IoError> {
-        loop {
-            let next = self.refcounts().settle_any();
-            match next {
-                Some((index, step)) => self.write_block(store, index, step).await?,
-                None => return Ok(()),
-            };
-        }
     }
 
     /// Writes the part of a refcount block that [`Refcounts::settle`] returned. Returns `false`
@@ -695,6 +766,24 @@ impl Drop for DirtyBitGuard<'_> {
     }
 }
 
+/// Guard of a flush. The result of one that is dropped before its end is unknown, and counts as an
+/// error.
+struct Barrier<'a> {
+    writer: &'a Writer,
+    result: Result<(), IoError>,
+}
+
+impl Drop for Barrier<'_> {
+    fn drop(&mut self) {
+        // A cancelled flush has not failed.
+        if let Err(error) = self.result
+            && error.kind != IoErrorKind::Aborted
+        {
+            *self.writer.missed.lock().unpoisoned() = Some(error);
+        }
+    }
+}
+
 /// Guard that a part of a refcount block is being written to the disk.
 struct Writing<'a> {
     writer: &'a Writer,
@@ -725,6 +814,8 @@ struct Setting<'a> {
 
 impl Drop for Setting<'_> {
     fn drop(&mut self) {
+        // Before anybody finds the entries: an FUA write through one waits for it to be durable.
+        self.writer.changed();
         for (at, &entry) in self.entries.iter().enumerate() {
             let at = self.first + at;
             match self.done {
@@ -734,7 +825,6 @@ impl Drop for Setting<'_> {
                 false => {}
             }
         }
-        self.writer.changed();
         if !self.done {
             self.writer.unsound.store(true, Ordering::Release);
         }

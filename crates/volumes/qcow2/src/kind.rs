@@ -79,6 +79,8 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<BareVolume<X>, 
             .unwrap_or(default.l2_cache),
         previous: open.previous,
         timeout: url.options.take("timeout", parse_duration)?,
+        journals: open.journals,
+        journal_slots: default.journal_slots,
     };
     let volume = Qcow2Volume::open(&path, &options);
     let volume = volume.map_err(|error| OpenError::Other(error.into()))?;

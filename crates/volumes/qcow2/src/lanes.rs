@@ -556,6 +556,10 @@ impl Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
+        // Waits for the operations that the kernel has under way: another queue that then gets the
+        // tasks' locks may write the same tables.
+        let files = std::mem::take(&mut *self.lanes.files.borrow_mut());
+        drop(files);
         // Futures are dropped before the lanes and the inbox that they use.
         self.places.clear();
         self.inbox.close();

@@ -20,18 +20,21 @@
 //!
 //! All queues of an image share an `Image`. It has tables (`tables`) with entries that are read
 //! without a lock, and the state for writing (`image::Writer`), which also defines the order of
-//! writes to the disk. Clusters that were freed are used again when no request can be on its way to
-//! them any more (`epoch`).
+//! writes to the disk. Entries of new clusters are written many at a time where a journal records
+//! them for the next process (`deferred`, `journal`). Clusters that were freed are used again when
+//! no request can be on its way to them any more (`epoch`).
 #![forbid(unsafe_code)]
 
 mod blocking;
 mod chain;
 mod check;
+mod deferred;
 mod epoch;
 mod error;
 pub mod format;
 mod image;
 mod inflate;
+mod journal;
 mod kind;
 mod lanes;
 mod queue;
@@ -51,5 +54,6 @@ mod write;
 
 pub use chain::Qcow2Options;
 pub use error::ImageError;
+pub use journal::JOURNAL_VERSION;
 pub use kind::{QCOW2, kind};
 pub use volume::Qcow2Volume;

@@ -4,6 +4,7 @@
 //! unchanged, under its own tag. This costs two more memory accesses than a raw file, and the
 //! completion bypasses this module. Every other request becomes a task.
 
+use crate::deferred::Deferred;
 use crate::format::L2Entry;
 use crate::image::Image;
 use crate::lanes::{For, Lanes, Tasks};
@@ -27,6 +28,8 @@ const STEPS: usize = 64;
 const MAX_INLINE_ZEROES: u64 = 128 << 10;
 /// Interval of checks for reusable clusters while the queue is idle.
 const REMOVED_CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Interval at which an idle queue looks whether table entries have waited for long.
+const DEFERRED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of rounds between checks for reusable clusters while tasks are active.
 const REMOVED_CHECK_ROUNDS: u32 = 256;
 /// Maximum number of L2 slices of a layer that one queue caches.
@@ -133,6 +136,10 @@ impl ImageQueue {
 
     fn writer(&self) -> Option<&Writer> {
         self.images.first()?.writer.as_ref()
+    }
+
+    fn deferred(&self) -> Option<&Deferred> {
+        self.writer()?.deferred.as_ref()
     }
 
     /// Publishes that a request is outstanding, before its L2 entry is looked up.
@@ -315,6 +322,22 @@ impl ImageQueue {
     }
 }
 
+impl ImageQueue {
+    /// Starts a task that writes deferred entries to the image.
+    #[cold]
+    fn write_back(&mut self) {
+        let images = self.images.clone();
+        let nothing = SegmentList::new();
+        self.tasks
+            .spawn(For::Nobody, nothing, self.parity, move |store, _| {
+                Box::pin(async move {
+                    let target = WriteTarget::new(&images, &store)?;
+                    target.writer.write_back(&store).await
+                })
+            });
+    }
+}
+
 /// Guard of the task that makes freed clusters reusable.
 struct Reaping<'a>(&'a Writer);
 
@@ -482,6 +505,10 @@ impl VolumeQueue for ImageQueue {
         }
         self.ended.drain(..).for_each(end);
         self.advance();
+        if self.deferred().is_some_and(Deferred::is_due) {
+            self.begin();
+            self.write_back();
+        }
         if self.writer().is_some_and(Writer::has_limbo) {
             self.begin();
             self.reap();
@@ -514,6 +541,8 @@ impl VolumeQueue for ImageQueue {
             }
             if self.writer().is_some_and(Writer::has_limbo) {
                 wake = Wake::After(REMOVED_CHECK_INTERVAL);
+            } else if self.deferred().is_some_and(|deferred| !deferred.is_empty()) {
+                wake = Wake::After(DEFERRED_CHECK_INTERVAL);
             }
         }
         QueueState { in_flight, wake }

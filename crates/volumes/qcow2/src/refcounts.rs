@@ -333,16 +333,14 @@ impl Refcounts {
         block.next_write()
     }
 
-    /// Returns the first block that is not on the disk, and the next step for it, as
-    /// [`Refcounts::settle`] does. `None`: all blocks are on the disk.
-    pub(crate) fn settle_any(&mut self) -> Option<(usize, Settle)> {
-        let blocks = self.blocks.iter_mut().enumerate();
-        let mut unsettled = blocks.filter_map(|(index, block)| {
-            let block = block.as_mut()?;
-            (block.dirty.is_some() && !block.writing).then_some((index, block))
-        });
-        let (index, block) = unsettled.next()?;
-        Some((index, block.next_write()))
+    /// Returns the indices and current versions of the blocks that are not on the disk.
+    pub(crate) fn unsettled(&self) -> Vec<(usize, u64)> {
+        let unsettled = self
+            .blocks()
+            .filter(|(_, block)| block.settled < block.version);
+        unsettled
+            .map(|(index, block)| (index, block.version))
+            .collect()
     }
 
     /// Records that bytes of a refcount block were written, or that the write has failed.
@@ -514,6 +512,6 @@ mod tests {
             refs.settle(index, later[0].1, waker),
             Settle::Done
         ));
-        assert!(refs.settle_any().is_none());
+        assert_eq!(refs.unsettled(), []);
     }
 }

@@ -122,7 +122,7 @@ impl Image {
             }
             store.write(start << bits, &entries).await?;
         }
-        store.flush().await?;
+        writer.barrier(store).await?;
         match table {
             EntryTable::Current => {
                 let table = writer.reftable.load(Ordering::Acquire);
@@ -141,7 +141,7 @@ impl Image {
                 writer.reftable.store(start << bits, Ordering::Release);
             }
         }
-        store.flush().await?;
+        writer.barrier(store).await?;
         writer.enter_own(all);
         let mut refcounts = writer.refcounts();
         refcounts.set_room(room);
@@ -204,7 +204,7 @@ impl Image {
         self.make_room(writer, store, size).await?;
         self.grow_l1(writer, store, size).await?;
         store.write(OFFSET_SIZE, &size.to_be_bytes()).await?;
-        store.flush().await?;
+        writer.barrier(store).await?;
         self.size.store(size, Ordering::Release);
         Ok(())
     }
@@ -230,13 +230,13 @@ impl Image {
         let mut bytes: Vec<u8> = old.iter().flat_map(u64::to_be_bytes).collect();
         bytes.resize(usize::try_from(entries * 8).unwrap_or(bytes.len()), 0);
         store.write(at, &bytes).await?;
-        store.flush().await?;
+        writer.barrier(store).await?;
         let mut field = [0; 12];
         let (count, offset) = field.split_at_mut(4);
         count.copy_from_slice(&number.to_be_bytes());
         offset.copy_from_slice(&at.to_be_bytes());
         store.write(OFFSET_L1, &field).await?;
-        store.flush().await?;
+        writer.barrier(store).await?;
         tables.replace_l1(L1::new(at, &bytes));
         let first = old.at >> geometry.cluster_bits;
         let old = first..first + geometry.clusters(old.len() as u64 * 8).max(1);

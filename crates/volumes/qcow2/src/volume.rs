@@ -2,6 +2,7 @@
 
 use crate::blocking::{Blocking, block_on};
 use crate::chain::{self, Qcow2Options};
+use crate::deferred::Deferred;
 use crate::error::ImageError;
 use crate::image::{Image, Writer};
 use crate::queue::ImageQueue;
@@ -16,6 +17,9 @@ use volume::{Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, Volume, Vo
 /// Number of size checks, one second apart, for which an image is at rest until its dirty bit is
 /// cleared.
 const IDLE_CHECKS: u32 = 10;
+/// Number of size checks for which a deferred table entry waits at most until it is written to the
+/// image.
+const DEFERRED_CHECKS: u32 = 5;
 /// Time limit, at the end of a volume, for clearing the header's dirty bit.
 const END_LIMIT: Duration = Duration::from_secs(4);
 
@@ -31,6 +35,10 @@ pub struct Qcow2Volume {
     /// none.
     changes: AtomicU64,
     rest: AtomicU32,
+    /// How often deferred entries had been written when that was last looked at, and for how many
+    /// looks some have waited since.
+    turns: AtomicU64,
+    waited: AtomicU32,
 }
 
 impl Qcow2Volume {
@@ -45,6 +53,8 @@ impl Qcow2Volume {
             told: info.size.into(),
             changes: AtomicU64::new(0),
             rest: AtomicU32::new(0),
+            turns: AtomicU64::new(0),
+            waited: AtomicU32::new(0),
             info,
             images: Arc::new(chain.images),
             files: chain.files,
@@ -72,6 +82,21 @@ impl Qcow2Volume {
                 errno => std::io::Error::from_raw_os_error(errno),
             },
         }
+    }
+
+    /// Returns whether deferred table entries have waited for long. To be called once for each size
+    /// check.
+    fn have_waited(&self, writer: &Writer) -> bool {
+        let deferred = writer.deferred.as_ref().filter(|all| !all.is_empty());
+        let turns = deferred.map(Deferred::turns);
+        let waits = turns.is_some_and(|now| self.turns.swap(now, Ordering::Relaxed) == now);
+        let waited = if waits {
+            self.waited.load(Ordering::Relaxed) + 1
+        } else {
+            0
+        };
+        self.waited.store(waited, Ordering::Relaxed);
+        waited >= DEFERRED_CHECKS
     }
 
     /// Returns the reason why the disk cannot be resized to `bytes` bytes; `None` if it can.
@@ -224,7 +249,8 @@ impl Volume for Qcow2Volume {
         }))
     }
 
-    /// Refreshes the size without waiting, and clears the dirty bit of an image that is at rest.
+    /// Refreshes the size without waiting, has table entries written that have been deferred for
+    /// some seconds, and clears the dirty bit of an image that is at rest.
     fn refresh(&self) -> Result<bool, VolumeError> {
         let size = self.size();
         if let Some((_, Some(writer))) = self.image() {
@@ -236,7 +262,18 @@ impl Volume for Qcow2Volume {
                 self.rest.store(0, Ordering::Relaxed);
                 0
             };
-            if rest >= IDLE_CHECKS {
+            let deferred = writer.deferred.as_ref().filter(|all| !all.is_empty());
+            if let Some(deferred) = deferred.filter(|_| self.have_waited(writer)) {
+                // A queue does so without blocking the guest's flush, and within the image's time
+                // limit.
+                if writer.epochs.has_queues() {
+                    deferred.request();
+                } else {
+                    let written = block_on(writer.write_back(&self.files));
+                    written.map_err(|error| self.failed("its tables cannot be written", error))?;
+                }
+            }
+            if rest >= IDLE_CHECKS && deferred.is_none() {
                 self.rest.store(0, Ordering::Relaxed);
                 let ended = block_on(writer.end(&self.files));
                 ended.map_err(|error| self.failed("its header cannot be written", error))?;
@@ -247,19 +284,22 @@ impl Volume for Qcow2Volume {
 }
 
 impl Drop for Qcow2Volume {
-    /// Clears the header's dirty bit, if it can be written within the time limit.
+    /// Writes deferred entries and clears the header's dirty bit, if that takes less than the time
+    /// limit.
     fn drop(&mut self) {
-        let is_dirty = self
-            .image()
-            .is_some_and(|(_, w)| w.is_some_and(Writer::is_at_rest));
-        if !is_dirty {
+        let (_, writer) = self.image().unzip();
+        let is_left = |writer: &Writer| writer.is_at_rest() || writer.has_deferred(0..u64::MAX);
+        if !writer.flatten().is_some_and(is_left) {
             return;
         }
         let (images, files) = (self.images.clone(), self.files.clone());
         let (told, tell) = mpsc::channel();
         let closing = move || {
             if let Some(writer) = images.first().and_then(|image| image.writer.as_ref())
-                && let Err(error) = block_on(writer.end(&files))
+                && let Err(error) = block_on(async {
+                    writer.write_back(&files).await?;
+                    writer.end(&files).await
+                })
             {
                 tracing::warn!("an image was not closed cleanly: {error}");
             }

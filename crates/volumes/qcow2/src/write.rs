@@ -13,6 +13,10 @@ use volume::{IoError, IoErrorKind, Op};
 
 const WRITE: Op = Op::Write { fua: false };
 
+/// Smallest number of bytes that are left out where a cluster is read around a write. Below it, one
+/// read of all costs less than two.
+const MIN_LEFT_OUT: u64 = 16 << 10;
+
 /// Image that is being written, with its backing chain and the files' queues.
 pub(crate) struct WriteTarget<'a, S> {
     pub(crate) images: &'a [Image],
@@ -146,19 +150,34 @@ impl<'a, S: Store> WriteTarget<'a, S> {
             entries,
             parts,
             mut barrier,
+            frees,
         } = plan;
+        let deferred = self.writer.deferred.as_ref();
+        let deferred = deferred.filter(|deferred| !frees && deferred.takes(entries.len()));
         if written.is_ok() {
-            // The clusters are counted while their old data is read, and while they are written.
             let moved = self.carry_out(&parts, data);
-            let (moved, counted) = both(moved, settle(&allocated, self.store)).await;
+            let (moved, counted) = match deferred {
+                // The refcounts are written with the entries.
+                Some(_) => (moved.await, Ok(())),
+                // The clusters are counted while their old data is read, and while they are
+                // written.
+                None => both(moved, settle(&allocated, self.store)).await,
+            };
             barrier |= matches!(moved, Ok(true));
             written = moved.map(drop).and(counted);
         }
         written?;
-        if barrier {
-            self.writer.flush(self.store).await?;
-        }
         let first = self.index(span.offset);
+        if let Some(deferred) = deferred {
+            let (image, writer, place) = (self.image, self.writer, (&slice, first));
+            let set = image.defer_entries(deferred, writer, self.store, place, &entries, barrier);
+            set.await?;
+            allocated.into_iter().for_each(|new| new.keep(&Ok(())));
+            return Ok(());
+        }
+        if barrier {
+            self.writer.flush_all(self.store).await?;
+        }
         if entries
             .iter()
             .enumerate()
@@ -251,6 +270,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
                 }
             };
             plan.entries.push(L2Entry::data(host));
+            plan.frees |= matches!(mapping(&piece), Mapping::Compressed { .. });
             let reads_zeroes = match mapping(&piece) {
                 Mapping::Zero { .. } => true,
                 Mapping::Unallocated if self.is_backed(piece.cluster) => {
@@ -298,9 +318,9 @@ impl<'a, S: Store> WriteTarget<'a, S> {
                 join(&mut moves, part.piece.to(part.host));
                 continue;
             };
-            let mut cluster = self.content(&part.piece, copy.reads_zeroes).await?;
+            let (mut cluster, is_whole) = self.content(&part.piece, copy.reads_zeroes).await?;
             let bytes = cluster.buffer().ok_or(IoErrorKind::Invalid)?;
-            if part.zeroed && is_zero(bytes) {
+            if part.zeroed && is_whole && is_zero(bytes) {
                 // The new cluster has all of it already.
                 join(&mut moves, part.piece.to(part.host));
                 continue;
@@ -326,22 +346,39 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         Ok(barrier)
     }
 
-    /// Reads the content of a cluster before the request, to be merged with a piece.
+    /// Reads the content of a cluster before the request, to be merged with a piece. Around a long
+    /// piece, only what the request leaves is read. Returns whether all is read.
     async fn content(
         &self,
         piece: &ClusterPiece,
         reads_zeroes: bool,
-    ) -> Result<SegmentList, IoError> {
+    ) -> Result<(SegmentList, bool), IoError> {
         let size = self.cluster_size();
         let content = SegmentList::owned(Buffer::new(size as usize));
-        if !reads_zeroes {
-            // Behind the disk's end there is nothing to be seen by anybody, ever.
-            let there = size.min(self.image.size().saturating_sub(piece.cluster));
-            let mut part = SegmentList::new();
-            content.slice(0, there, &mut part);
-            read::read(self.images, self.store, 0, piece.cluster, &part).await?;
+        if reads_zeroes {
+            return Ok((content, true));
         }
-        Ok(content)
+        // Behind the disk's end there is nothing to be seen by anybody, ever.
+        let there = size.min(self.image.size().saturating_sub(piece.cluster));
+        let end = piece.within + piece.len;
+        let parts = if piece.len < MIN_LEFT_OUT {
+            [0..there, 0..0]
+        } else {
+            [0..piece.within, end..there]
+        };
+        for range in parts.iter().filter(|range| !range.is_empty()) {
+            let mut part = SegmentList::new();
+            content.slice(range.start, range.end - range.start, &mut part);
+            read::read(
+                self.images,
+                self.store,
+                0,
+                piece.cluster + range.start,
+                &part,
+            )
+            .await?;
+        }
+        Ok((content, piece.len < MIN_LEFT_OUT))
     }
 
     fn start(&self, started: &mut StartedOperations, moves: Vec<Move>, data: &SegmentList) {
@@ -586,4 +623,6 @@ struct Plan<'a> {
     /// After a loss of power the guest finds old or new data. Zeroes, where written data has not
     /// reached the disk, count as old data only where there was nothing.
     barrier: bool,
+    /// Whether the write frees clusters: of compressed data.
+    frees: bool,
 }

@@ -43,6 +43,8 @@ pub struct OpenOptions {
     pub previous: PreviousProcess,
     /// Memory in which the bytes of a memory volume are stored.
     pub memory: MemoryPlace,
+    /// Folder for the journals of images; `None`: images are opened without a journal.
+    pub journals: Option<JournalFolder>,
     /// Whether a file that begins like an image format is served as raw anyway. Set for volumes
     /// that were served as raw before: a guest may have written their first bytes.
     pub raw: bool,
@@ -61,6 +63,17 @@ pub enum MemoryPlace {
     New,
     /// Memory file that an earlier process has created.
     Kept(Arc<OwnedFd>),
+}
+
+/// Folder for files in which volumes record changes that their media lack. The files are mapped and
+/// never flushed: they outlive every process, and not the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JournalFolder {
+    /// Path of the folder, which only this user may write.
+    pub path: PathBuf,
+    /// Identifier of the machine's present boot, by which an older file is recognised. Zero where
+    /// the folder itself does not outlive the boot.
+    pub boot: [u8; 16],
 }
 
 /// Reason why the volume of a URL cannot be opened.

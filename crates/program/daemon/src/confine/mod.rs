@@ -13,7 +13,7 @@ use crate::confine::path_check::PathAnswers;
 use crate::front::kind::front_end;
 use crate::keep::KeeperSession;
 use crate::manage::{allows_ublk, places, servers};
-use crate::open;
+use crate::open::{self, journals};
 use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result};
 use config::choices::SandboxMode;
@@ -101,6 +101,13 @@ impl Confinement {
             SandboxMode::On => {
                 for disk in unavailable {
                     to_open(disk, &options.answers, &mut needs);
+                }
+                if options.daemon.is_some() || !unavailable.is_empty() {
+                    // Journals of images that are opened later.
+                    let folder = options.control.as_deref().map(journals::folder);
+                    needs
+                        .files_in
+                        .extend(folder.filter(|folder| folder.is_dir()));
                 }
                 let sandbox = Sandbox::new(needs);
                 let report = sandbox.enter()?;

@@ -1,6 +1,7 @@
 //! Versions of the state that one program reads from another one, checked before one replaces the
 //! other.
 
+use crate::parts::qcow2;
 use keeper::{OLDEST_PROTOCOL, PROTOCOL};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,6 +37,7 @@ impl Versions {
                 "vfio-user",
                 (vfio_user::SESSION_VERSION, vfio_user::SESSION_VERSION),
             ),
+            ("qcow2", (qcow2::JOURNAL_VERSION, qcow2::JOURNAL_VERSION)),
         ];
         Self(all.map(|(name, both)| (name.to_owned(), both)).into())
     }

@@ -3,6 +3,7 @@
 pub mod devices;
 pub(crate) mod direct;
 pub(crate) mod host_keys;
+pub(crate) mod journals;
 pub(crate) mod pools;
 pub(crate) mod prepare;
 pub(crate) mod removal;
@@ -13,6 +14,7 @@ use crate::confine::sockets::IdleSockets;
 use crate::keep::{self, KeeperSession, KeptServers};
 use crate::open::devices::DeviceRegistry;
 use crate::open::direct::Direct;
+use crate::open::journals::Journals;
 use crate::open::pools::{DiskPool, Pools};
 use crate::open::removal::RemovalWatch;
 use crate::open::subsystems::Subsystems;
@@ -141,6 +143,8 @@ pub struct Opener {
     events: EventSender,
     /// Records of the disks, with which opened volumes are compared.
     pub records: Records,
+    /// Folder for the journals of images.
+    journals: Journals,
 }
 
 impl Opener {
@@ -173,6 +177,7 @@ impl Opener {
             block_sizes: BlockSizes::default(),
             events: registry.events.clone(),
             records: Records::open(options, &registry.keeper),
+            journals: Journals::new(options),
         }
     }
 
@@ -231,6 +236,7 @@ impl Opener {
                 block_size: spec.block_size,
                 previous: self.previous,
                 memory: place.memory.clone(),
+                journals: self.journals.of(url),
                 raw,
                 is_check: false,
             };

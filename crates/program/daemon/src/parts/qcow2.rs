@@ -11,6 +11,9 @@ const QCOW2: Scheme = Scheme {
     options: &[READ_ONLY],
 };
 
+/// Version of the journal of an image, as of builds with the crate.
+pub const JOURNAL_VERSION: u32 = 1;
+
 /// Returns a kind of volume that always fails to open, because this build has no qcow2.
 pub fn kind<X: 'static>() -> VolumeKind<X> {
     VolumeKind::new(QCOW2, |url: &mut VolumeUrl<'_>, _| {

@@ -23,6 +23,7 @@ mod disks;
 mod errors;
 mod failure_domains;
 mod fairness;
+mod first_writes;
 mod footprint;
 mod formats;
 mod hanging;

@@ -11,6 +11,9 @@ pub const OFFSET_L1: u64 = 36;
 pub const OFFSET_REFCOUNTS: u64 = 48;
 /// Byte offset in the header of the feature fields: incompatible, compatible, autoclear.
 pub const OFFSET_FEATURES: u64 = 72;
+/// Place of a journal's number among the autoclear features. The format has defined the lowest bits
+/// of the lower half.
+const JOURNAL_SHIFT: u32 = 32;
 /// Incompatible feature bit: refcounts may be wrong, but references are right.
 pub const DIRTY: u64 = 1;
 
@@ -169,6 +172,8 @@ pub struct Header {
     pub snapshots: u32,
     /// Incompatible features: a reader that does not know one of them must refuse the image.
     pub incompatible: u64,
+    /// Compatible features, which a program may ignore.
+    pub compatible: u64,
     /// Autoclear features: a writer must clear those that it does not know.
     pub autoclear: u64,
     /// Name of the backing file, as stored in the image.
@@ -218,10 +223,11 @@ impl Header {
         if fields.u32(32)? != 0 {
             return Err(FormatError::Encrypted);
         }
-        let (incompatible, autoclear, refcount_order, length) = match version {
-            2 => (0, 0, 4, 72),
+        let (incompatible, compatible, autoclear, refcount_order, length) = match version {
+            2 => (0, 0, 0, 4, 72),
             _ => (
                 fields.u64(72)?,
+                fields.u64(80)?,
                 fields.u64(88)?,
                 fields.u32(96)?,
                 fields.u32(100)?,
@@ -269,6 +275,7 @@ impl Header {
             reftable_clusters: fields.u32(56)?,
             snapshots: fields.u32(60)?,
             incompatible,
+            compatible,
             autoclear,
             backing,
             backing_format: extensions.backing_format,
@@ -276,6 +283,17 @@ impl Header {
         };
         header.check_sizes()?;
         Ok(header)
+    }
+
+    /// Returns the number of the journal that continues the image; 0 if there is none, or if
+    /// another program has written the image since.
+    pub(crate) fn journal(&self) -> u32 {
+        (self.autoclear >> JOURNAL_SHIFT) as u32
+    }
+
+    /// Returns the autoclear features of an image with this journal.
+    pub(crate) fn autoclear_of(journal: u32) -> u64 {
+        u64::from(journal) << JOURNAL_SHIFT
     }
 
     fn check_sizes(&self) -> Result<(), FormatError> {

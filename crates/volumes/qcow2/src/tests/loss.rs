@@ -5,36 +5,39 @@ use super::Chance;
 use crate::blocking::{Blocking, block_on};
 use crate::chain::{Qcow2Options, open};
 use crate::image::Image;
+use crate::journal::{FileId, SLOTS};
 use crate::store::{Access, IoOutcome, Store};
 use crate::testing::{EmptyImage, see};
 use crate::write::WriteTarget;
 use dma::{Buffer, SegmentList};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use volume::{Direct, Op};
+use volume::{Direct, IoErrorKind, JournalFolder, Op};
 
 const SECTOR: usize = 512;
 
 /// Effect of an operation on the file.
-enum Event {
+pub(super) enum Event {
     Write(u64, Vec<u8>),
     Flush,
 }
 
 /// Executes operations when they are polled the second time, and records their effects.
 #[derive(Clone)]
-struct Recorder {
-    files: Blocking,
+pub(super) struct Recorder {
+    pub(super) files: Blocking,
     file: Rc<std::fs::File>,
-    log: Rc<RefCell<Vec<Event>>>,
+    pub(super) log: Rc<RefCell<Vec<Event>>>,
     /// Number of operations until everything stops.
     left: Rc<Cell<u64>>,
+    /// Number of flushes that succeed until one fails.
+    pub(super) flushes: Rc<Cell<u64>>,
 }
 
 impl Store for Recorder {
@@ -66,10 +69,27 @@ impl Store for Recorder {
 }
 
 impl Recorder {
+    /// Creates a store that never stops.
+    pub(super) fn endless(path: &Path, files: &Blocking) -> Self {
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        Self {
+            files: files.clone(),
+            file: Rc::new(file),
+            log: Rc::default(),
+            left: Rc::new(Cell::new(u64::MAX)),
+            flushes: Rc::new(Cell::new(u64::MAX)),
+        }
+    }
+
     fn carry_out(&self, access: Access) -> IoOutcome {
         let bytes = match access.op {
             Op::Read => None,
             Op::Flush => {
+                let Some(left) = self.flushes.get().checked_sub(1) else {
+                    self.flushes.set(u64::MAX);
+                    return (Err(IoErrorKind::NotDurable.into()), access.data);
+                };
+                self.flushes.set(left);
                 self.log.borrow_mut().push(Event::Flush);
                 return (Ok(()), access.data);
             }
@@ -116,6 +136,8 @@ enum Work {
         deallocate: bool,
     },
     Flush,
+    /// Write of deferred entries in the background.
+    WriteBack,
 }
 
 fn fill(value: u64, count: usize) -> Vec<u8> {
@@ -169,6 +191,12 @@ fn live(seed: u64, loss: u64) {
         backing: Some(directory.path().to_owned()),
         ..Qcow2Options::default()
     };
+    let slots = [None, Some(8), Some(64), Some(SLOTS)][chance.below(4) as usize];
+    let options = Qcow2Options {
+        journals: slots.map(|_| journal_of(&path)),
+        journal_slots: slots.unwrap_or(SLOTS),
+        ..options
+    };
     let opened = open(&path, &options).unwrap();
     let start = std::fs::read(&path).unwrap();
     let file = std::fs::File::options()
@@ -181,6 +209,7 @@ fn live(seed: u64, loss: u64) {
         file: Rc::new(file),
         log: Rc::default(),
         left: Rc::new(Cell::new(chance.below(3000))),
+        flushes: Rc::new(Cell::new(u64::MAX)),
     };
     let images = Arc::new(opened.images);
     let mut disk: Vec<Sector> = (0..sectors)
@@ -211,6 +240,20 @@ fn live(seed: u64, loss: u64) {
         assert!(seen.dirty || seen.leaked == 0, "seed {seed}");
     }
     std::fs::write(&path, &torn).unwrap();
+    let options = match loss {
+        0 => options,
+        // The journal is lost with everything else in memory, or is one of an earlier boot.
+        _ => Qcow2Options {
+            journals: options
+                .journals
+                .filter(|_| chance.one_in(2))
+                .map(|folder| JournalFolder {
+                    boot: [2; 16],
+                    ..folder
+                }),
+            ..options
+        },
+    };
     drop(open(&path, &options).unwrap_or_else(|error| panic!("seed {seed}: {error}")));
     let seen = see(&std::fs::read(&path).unwrap(), &below);
     assert!(seen.wrong.is_empty(), "seed {seed}: {:?}", seen.wrong);
@@ -229,6 +272,21 @@ fn live(seed: u64, loss: u64) {
              is {:x?}, and may be {sector:?}",
             &found[..8]
         );
+    }
+}
+
+/// Returns the identity of the image's file at `path`.
+pub(super) fn file_id(path: &Path) -> FileId {
+    let file = std::fs::metadata(path).unwrap();
+    (file.dev(), file.ino())
+}
+
+/// Creates a folder for the journal of the image at `path`, beside it.
+pub(super) fn journal_of(path: &Path) -> JournalFolder {
+    let folder = tempfile::tempdir_in(path.parent().unwrap()).unwrap();
+    JournalFolder {
+        path: folder.keep(),
+        boot: [1; 16],
     }
 }
 
@@ -310,6 +368,7 @@ fn task(images: &Arc<Vec<Image>>, recorder: &Recorder, work: Work) -> BoxedTask 
                     .await
             }
             Work::Flush => target.writer.flush(&store).await,
+            Work::WriteBack => target.writer.write_back(&store).await,
         };
         done.unwrap();
     })
@@ -318,6 +377,9 @@ fn task(images: &Arc<Vec<Image>>, recorder: &Recorder, work: Work) -> BoxedTask 
 fn begin(chance: &mut Chance, disk: &mut [Sector], time: u64) -> Option<Work> {
     if chance.one_in(8) {
         return Some(Work::Flush);
+    }
+    if chance.one_in(16) {
+        return Some(Work::WriteBack);
     }
     let start = chance.below(disk.len() as u64) as usize;
     let most = [1, 8, 40, 200][chance.below(4) as usize];
@@ -367,6 +429,7 @@ fn end(disk: &mut [Sector], work: Work, began: u64, time: u64) {
             }
             return;
         }
+        Work::WriteBack => return,
     };
     for sector in &mut disk[start..start + count] {
         (sector.busy, sector.now, sector.changed) = (false, value, time);
@@ -458,13 +521,7 @@ fn flushes(behind: u8, last: u8, len: usize) -> usize {
         ..Qcow2Options::default()
     };
     let opened = open(&path, &options).unwrap();
-    let file = std::fs::File::options().write(true).open(&path).unwrap();
-    let recorder = Recorder {
-        files: opened.files.clone(),
-        file: Rc::new(file),
-        log: Rc::default(),
-        left: Rc::new(Cell::new(u64::MAX)),
-    };
+    let recorder = Recorder::endless(&path, &opened.files);
     let target = WriteTarget::new(&opened.images, &recorder).unwrap();
     // The first one has a table made.
     let counts = [0, 2 << 16].map(|at| {

@@ -4,10 +4,17 @@
 use super::Chance;
 use crate::Qcow2Volume;
 use crate::chain::Qcow2Options;
+use crate::lanes::{For, Lanes, Tasks};
+use crate::store::Store;
 use crate::testing::{EmptyImage, see};
 use dma::{Buffer, SegmentList};
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use volume::{Completion, Direct, Io, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume};
+use std::rc::Rc;
+use volume::{
+    Completion, Direct, FileOptions, FileVolume, Io, IoErrorKind, IoOptions, Op, OpenQueue,
+    Request, Volume,
+};
 
 /// A queue with its ring, as in a worker.
 pub struct Worker {
@@ -477,4 +484,41 @@ fn dropped_queue_leaves_image_consistent() {
         let seen = see(&std::fs::read(&path).unwrap(), &[]);
         assert_eq!((seen.leaked, seen.wrong.len(), seen.dirty), (0, 0, false));
     }
+}
+
+/// Guard that a task holds, as it holds locks. When dropped, it notes whether the ring has an
+/// operation in flight.
+struct InFlightAtDrop(Rc<Io>, Rc<Cell<Option<bool>>>);
+
+impl Drop for InFlightAtDrop {
+    fn drop(&mut self) {
+        self.1.set(Some(self.0.in_flight() > 0));
+    }
+}
+
+/// Another queue that gets the task's locks may write the same tables.
+#[test]
+fn dropped_task_keeps_its_locks_until_its_operations_have_ended() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let volume = FileVolume::open(file.path(), FileOptions::default()).unwrap();
+    let io = Rc::new(Io::new(IoOptions::default()));
+    let Ok(lanes) = Lanes::new(&io) else {
+        return;
+    };
+    let open = || volume.open(lanes.io()).unwrap();
+    lanes.add(open(), open());
+    let mut tasks = Tasks::new(&io, lanes.clone()).unwrap();
+    let seen = Rc::new(Cell::new(None));
+    let guard = InFlightAtDrop(io.clone(), seen.clone());
+    tasks.spawn(For::Nobody, SegmentList::new(), 0, move |store, _| {
+        Box::pin(async move {
+            let _guard = guard;
+            store.write(0, &[1; 4096]).await
+        })
+    });
+    assert!(io.in_flight() > 0);
+    drop(lanes);
+    drop(tasks);
+    assert_eq!(seen.get(), Some(false));
 }
