@@ -364,6 +364,8 @@ impl Connection {
         self.deferred = None;
         self.inbox.clear();
         self.outbox.clear();
+        // Unread bytes in the socket would be an error for the client, not its end.
+        self.settle();
         // The client is to see the end now, not when the owner drops this. It may have disconnected
         // already.
         let _ = shutdown(&self.socket, Shutdown::Both);

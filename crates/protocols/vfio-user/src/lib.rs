@@ -115,8 +115,8 @@ pub use device::{
 };
 pub use error::ConnectionError;
 pub use journal::{
-    Journal, JournalError, JournalSetup, Pipe, REFUSED, SENT, SESSION, SESSION_VERSION,
-    SharedLedger,
+    Journal, JournalError, JournalSetup, Pipe, REFUSED, SENT, SESSION, SESSION_OLDEST_READ,
+    SESSION_VERSION, SharedLedger,
 };
 pub use listener::{ListenError, Listener, bind_socket};
 pub use refuse::refuse;

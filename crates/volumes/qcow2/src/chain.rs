@@ -399,6 +399,13 @@ fn image(
         let (writer, replayed) = writer(&opened, header, &l1, options)?;
         (Some(writer), replayed)
     } else {
+        if has_journal(header) {
+            tracing::warn!(
+                "{}: was not closed cleanly; what was written last may be in its journal, and shows \
+                 once the image was opened for writing",
+                path.display()
+            );
+        }
         (None, Vec::new())
     };
     let l1 = L1::new(header.l1_offset, &bytes);
@@ -440,15 +447,39 @@ fn image(
     Ok((image, opened.file))
 }
 
+/// Returns whether the image was not closed cleanly, and its deferred entries are in a journal.
+fn has_journal(header: &Header) -> bool {
+    header.is_dirty() && header.journal() != 0
+}
+
 /// Returns the journal of an image. `None`: every entry is written at once.
-fn journal(opened: &OpenedFile, options: &Qcow2Options) -> Option<Journal> {
-    let folder = options.journals.as_ref()?;
-    let journal = Journal::open(folder, opened.id, options.journal_slots);
-    let journal = journal.inspect_err(|error| {
-        let (path, folder) = (opened.path.display(), folder.path.display());
-        tracing::warn!("{path}: no journal in {folder}, first writes are slower: {error}");
-    });
-    journal.ok()
+///
+/// # Errors
+/// The journal of an image that was not closed cleanly is there, and cannot be read: opening the
+/// image would lose the entries in it.
+fn journal(
+    opened: &OpenedFile,
+    header: &Header,
+    options: &Qcow2Options,
+) -> Result<Option<Journal>, ImageError> {
+    let Some(folder) = &options.journals else {
+        return Ok(None);
+    };
+    let error = match Journal::open(folder, opened.id, options.journal_slots) {
+        Ok(journal) => return Ok(Some(journal)),
+        Err(error) => error,
+    };
+    let is_missing = matches!(Journal::path(folder, opened.id).try_exists(), Ok(false));
+    if has_journal(header) && !is_missing {
+        return Err(ImageError::Io {
+            path: Journal::path(folder, opened.id),
+            what: "the journal of an image that was not closed cleanly cannot be opened",
+            error,
+        });
+    }
+    let (path, folder) = (opened.path.display(), folder.path.display());
+    tracing::warn!("{path}: no journal in {folder}, first writes are slower: {error}");
+    Ok(None)
 }
 
 /// Returns the entries of the journal that the image lacks, and that continue it.
@@ -462,8 +493,10 @@ fn recorded(
     journal: Option<&Journal>,
 ) -> Result<Vec<(u64, L2Entry)>, CheckError> {
     let path = opened.path.display();
+    let is_open = has_journal(header);
     let found = match journal.map_or(Ok(None), Journal::recorded) {
         Ok(found) => found,
+        Err(_) if !is_open => return Ok(Vec::new()),
         Err(error) => {
             tracing::warn!(
                 "{path}: its journal is not used: {error}; what was written to the image and not \
@@ -472,7 +505,6 @@ fn recorded(
             return Ok(Vec::new());
         }
     };
-    let is_open = header.is_dirty() && header.journal() != 0;
     let entries = match found {
         Some(found) if is_open && found.number == header.journal() => found.entries,
         Some(found) if !found.entries.is_empty() => {
@@ -568,6 +600,8 @@ fn prepare(
                 crate::store::Store::write(store, *at, &entry.0.to_be_bytes()).await?;
                 crash::point!("qcow2.replay.written");
             }
+            // The journal is emptied next: the image has to have its entries for certain.
+            crate::store::Store::flush(store).await?;
         }
         if let Some(deferred) = &writer.deferred {
             deferred.begin();
@@ -652,7 +686,7 @@ fn writer(
             tables.insert(table);
         }
     }
-    let journal = journal(opened, options);
+    let journal = journal(opened, header, options)?;
     let mut replayed = recorded(opened, header, &tables, journal.as_ref())
         .map_err(|error| own.damaged(format!("{error}")))?;
     if header.is_dirty() {

@@ -8,7 +8,7 @@
 //! closed.
 
 use crate::format::L2Entry;
-use crate::image::{Image, Writer};
+use crate::image::{Allocated, Image, Writer};
 use crate::journal::Journal;
 use crate::read::StartedOperations;
 use crate::store::{Access, FileRole, Store};
@@ -175,11 +175,12 @@ impl Image {
     /// Sets adjacent entries of a slice in memory, and leaves their write to the image for later.
     /// The caller has locked the guest clusters, and has written their data. No entry that changes
     /// has had another host cluster before. `barrier`: the data must be durable before the image
-    /// refers to it.
+    /// refers to it. Keeps the allocated clusters as soon as an entry refers to them, even if an
+    /// error follows.
     pub(crate) async fn defer_entries(
         &self,
         deferred: &Deferred,
-        writer: &Writer,
+        (writer, allocated): (&Writer, Vec<Allocated<'_>>),
         store: &impl Store,
         (slice, first): (&Arc<Slice>, usize),
         entries: &[L2Entry],
@@ -192,6 +193,7 @@ impl Image {
         while !deferred.record(slice, &changed, barrier) {
             writer.write_back(store).await?;
         }
+        allocated.into_iter().for_each(|new| new.keep(&Ok(())));
         // A flush that has not seen the entries does not count as one that made them durable.
         writer.changed();
         for (index, entry) in changed {

@@ -77,14 +77,23 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
+    /// Returns the path of the journal of the image in this file.
+    pub(crate) fn path(folder: &JournalFolder, id: FileId) -> PathBuf {
+        folder.path.join(format!("qcow2-{:x}-{:x}", id.0, id.1))
+    }
+
     /// Opens the journal of the image in this file, which is created with this number of slots if
     /// there is none. Its content stays until [`Journal::begin`].
     ///
     /// # Errors
-    /// The file cannot be created or mapped.
+    /// The file cannot be created or mapped, or the folder cannot be used.
     pub(crate) fn open(folder: &JournalFolder, id: FileId, slots: usize) -> io::Result<Self> {
         let failed = |error: MapError| io::Error::other(error);
-        let path = folder.path.join(format!("qcow2-{:x}-{:x}", id.0, id.1));
+        let boot = folder
+            .boot
+            .as_ref()
+            .map_err(|why| io::Error::other(why.clone()))?;
+        let path = Self::path(folder, id);
         let file = fs::File::options()
             .read(true)
             .write(true)
@@ -100,7 +109,7 @@ impl Journal {
         }
         let pages = SharedPages::of_file(file.into()).map_err(failed)?;
         let [boot, more] = [0, 8].map(|at| {
-            let bytes = folder.boot.get(at..).and_then(|rest| rest.first_chunk());
+            let bytes = boot.get(at..).and_then(|rest| rest.first_chunk());
             u64::from_le_bytes(bytes.copied().unwrap_or_default())
         });
         let number = u64::from(random());
@@ -258,7 +267,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let folder = JournalFolder {
             path: directory.path().to_owned(),
-            boot: [boot; 16],
+            boot: Ok([boot; 16]),
         };
         (directory, folder)
     }
@@ -297,7 +306,7 @@ mod tests {
         journal.record(5, 0x40010, ENTRY);
         let open = |boot, id| {
             let folder = JournalFolder {
-                boot: [boot; 16],
+                boot: Ok([boot; 16]),
                 ..folder.clone()
             };
             let own = Journal::open(&folder, (7, 9), SLOTS).unwrap();

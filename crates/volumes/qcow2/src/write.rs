@@ -170,10 +170,9 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         let first = self.index(span.offset);
         if let Some(deferred) = deferred {
             let (image, writer, place) = (self.image, self.writer, (&slice, first));
-            let set = image.defer_entries(deferred, writer, self.store, place, &entries, barrier);
-            set.await?;
-            allocated.into_iter().for_each(|new| new.keep(&Ok(())));
-            return Ok(());
+            let clusters = (writer, allocated);
+            let set = image.defer_entries(deferred, clusters, self.store, place, &entries, barrier);
+            return set.await;
         }
         if barrier {
             self.writer.flush_all(self.store).await?;

@@ -72,8 +72,8 @@ pub struct JournalFolder {
     /// Path of the folder, which only this user may write.
     pub path: PathBuf,
     /// Identifier of the machine's present boot, by which an older file is recognised. Zero where
-    /// the folder itself does not outlive the boot.
-    pub boot: [u8; 16],
+    /// the folder itself does not outlive the boot. An error says why the folder cannot be used.
+    pub boot: Result<[u8; 16], String>,
 }
 
 /// Reason why the volume of a URL cannot be opened.

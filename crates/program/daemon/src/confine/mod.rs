@@ -102,7 +102,7 @@ impl Confinement {
                 for disk in unavailable {
                     to_open(disk, &options.answers, &mut needs);
                 }
-                if options.daemon.is_some() || !unavailable.is_empty() {
+                if !needs.open_below.is_empty() || !unavailable.is_empty() {
                     // Journals of images that are opened later.
                     let folder = options.control.as_deref().map(journals::folder);
                     needs

@@ -35,7 +35,7 @@ impl Versions {
             ),
             (
                 "vfio-user",
-                (vfio_user::SESSION_VERSION, vfio_user::SESSION_VERSION),
+                (vfio_user::SESSION_VERSION, vfio_user::SESSION_OLDEST_READ),
             ),
             ("qcow2", (qcow2::JOURNAL_VERSION, qcow2::JOURNAL_VERSION)),
         ];

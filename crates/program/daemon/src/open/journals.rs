@@ -1,5 +1,5 @@
 //! Folder for the journals of qcow2 images, beside the control socket: `control.journals` for
-//! `control.sock`.
+//! `control`.
 //!
 //! A journal is a mapped file that is never flushed. It outlives the process, its keeper and a
 //! restart of the service, and is found by the next process that opens the image. A process without
@@ -24,52 +24,48 @@ const TMPFS: u64 = 0x0102_1994;
 
 /// Returns the path of the folder for the journals of a process with this control socket.
 pub fn folder(control: &Path) -> PathBuf {
-    control.with_extension("journals")
+    let mut path = control.as_os_str().to_owned();
+    path.push(".journals");
+    path.into()
 }
 
 /// Folder for the journals of a process's images, made when an image is opened first.
 pub struct Journals {
     control: Option<PathBuf>,
-    made: OnceLock<Result<JournalFolder>>,
+    made: OnceLock<JournalFolder>,
 }
 
 impl Journals {
     /// Returns the folder beside the control socket. A daemon makes it at once, since its sandbox
-    /// does not permit that later.
+    /// does not permit that later. The folder of an earlier process is found now for the same
+    /// reason: it may have the journal of a disk that is opened later.
     pub fn new(options: &ServeOptions) -> Self {
         let journals = Self {
             control: options.control.clone(),
             made: OnceLock::new(),
         };
-        if options.daemon.is_some() {
+        let control = journals.control.as_deref();
+        if options.daemon.is_some() || control.is_some_and(|control| folder(control).exists()) {
             journals.made();
         }
         journals
     }
 
-    fn made(&self) -> Option<&Result<JournalFolder>> {
+    fn made(&self) -> Option<&JournalFolder> {
         let path = folder(self.control.as_deref()?);
         Some(self.made.get_or_init(|| {
-            let boot = make(&path)?;
-            Ok(JournalFolder { path, boot })
+            let boot = make(&path).map_err(|error| format!("{error:#}"));
+            JournalFolder { path, boot }
         }))
     }
 
-    /// Returns the folder for the journal of an image, by its URL. `None`: the image is opened
-    /// without a journal, or the volume is no image.
+    /// Returns the folder for the journal of an image, by its URL. `None`: the process has no
+    /// control socket, or the volume is no image.
     pub fn of(&self, url: &str) -> Option<JournalFolder> {
         if !is_image(url) {
             return None;
         }
-        let made = self.made()?.as_ref();
-        let made = made.inspect_err(|error| {
-            tracing::warn!(
-                volume = url,
-                "no journal, first writes are slower: the folder beside the control socket: \
-                 {error:#}"
-            );
-        });
-        made.ok().cloned()
+        self.made().cloned()
     }
 }
 
@@ -129,7 +125,7 @@ mod tests {
     fn folder_of_journals_is_made_beside_control_socket() {
         let dir = tempfile::tempdir().unwrap();
         let control = dir.path().join("control.sock");
-        let folder = dir.path().join("control.journals");
+        let folder = dir.path().join("control.sock.journals");
         for url in ["/disks/vm0.raw", "/disks/qcow2", "mem://1M"] {
             assert_eq!(journals(Some(&control)).of(url), None);
         }
@@ -148,7 +144,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let control = dir.path().join("control");
         let folder = journals(Some(&control)).of(IMAGE).unwrap().path;
-        let is_refused = || journals(Some(&control)).of(IMAGE).is_none();
+        let is_refused = || journals(Some(&control)).of(IMAGE).unwrap().boot.is_err();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(is_refused());
         fs::remove_dir(&folder).unwrap();

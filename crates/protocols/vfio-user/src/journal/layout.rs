@@ -51,7 +51,9 @@ pub(super) const RING: usize = 4096;
 pub(super) const RING_LEN: usize = (1 << 20) + (128 << 10);
 
 /// Version of the layout; it changes when a process could not use the previous version's state.
-pub const SESSION_VERSION: u32 = 1;
+pub const SESSION_VERSION: u32 = 2;
+/// Oldest version of the layout whose state can be continued.
+pub const SESSION_OLDEST_READ: u32 = 1;
 /// Size in bytes of the journal's memory for a client's session.
 pub const SESSION: usize = RING + RING_LEN;
 

@@ -28,7 +28,7 @@ mod resume;
 mod taking;
 mod witness;
 
-pub use layout::{SESSION, SESSION_VERSION};
+pub use layout::{SESSION, SESSION_OLDEST_READ, SESSION_VERSION};
 pub(crate) use taking::Arriving;
 use taking::Looks;
 

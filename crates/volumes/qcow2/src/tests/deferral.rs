@@ -190,7 +190,7 @@ fn journal_of_earlier_boot_is_dropped() {
     let journal = journal_of(&backed.path);
     backed.write_and_die(&journal, &[3]);
     let later = JournalFolder {
-        boot: [2; 16],
+        boot: Ok([2; 16]),
         ..journal.clone()
     };
     backed.write_and_die(&later, &[]);
@@ -198,6 +198,23 @@ fn journal_of_earlier_boot_is_dropped() {
     // The journal is used again.
     backed.write_and_die(&later, &[3]);
     backed.write_and_die(&later, &[]);
+    assert_eq!(backed.found(3), 9);
+}
+
+/// The folder belongs to another user for a while: opening the image would lose the entries.
+#[test]
+fn image_waits_while_its_journal_cannot_be_opened() {
+    let backed = Backed::new();
+    let journal = journal_of(&backed.path);
+    backed.write_and_die(&journal, &[3]);
+    let unusable = JournalFolder {
+        boot: Err("another user may write it".into()),
+        ..journal.clone()
+    };
+    let refused = open(&backed.path, &backed.options(Some(&unusable))).err();
+    let text = refused.unwrap().to_string();
+    assert!(text.contains("journal"), "{text}");
+    backed.write_and_die(&journal, &[]);
     assert_eq!(backed.found(3), 9);
 }
 

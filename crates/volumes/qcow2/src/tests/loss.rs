@@ -248,7 +248,7 @@ fn live(seed: u64, loss: u64) {
                 .journals
                 .filter(|_| chance.one_in(2))
                 .map(|folder| JournalFolder {
-                    boot: [2; 16],
+                    boot: Ok([2; 16]),
                     ..folder
                 }),
             ..options
@@ -286,7 +286,7 @@ pub(super) fn journal_of(path: &Path) -> JournalFolder {
     let folder = tempfile::tempdir_in(path.parent().unwrap()).unwrap();
     JournalFolder {
         path: folder.keep(),
-        boot: [1; 16],
+        boot: Ok([1; 16]),
     }
 }
 
