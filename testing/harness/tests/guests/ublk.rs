@@ -60,7 +60,7 @@ fn a_file(guest: &Guest) -> Result<()> {
          [ \"$(cat $q/write_cache)\" = 'write back' ] && [ $(cat $q/fua) = 1 ] && [ $(blockdev --getro /dev/ublkb0) = 0 ]
          [ $(ls /sys/block/ublkb0/mq | wc -l) = 2 ]
          verify /dev/ublkb0
-         /tmp/vnvme bench /dev/ublkb0 --rw randrw --bs 4k --iodepth 8 --ios 500 --size 8m --verify --destroy-data >/tmp/load
+         /tmp/vnvme bench /dev/ublkb0$L --rw randrw --bs 4k --iodepth 8 --ios 500 --size 8m --verify --destroy-data >/tmp/load
          grep -q 'verified .* blocks' /tmp/load
          mkfs.ext4 -q /dev/ublkb0; mkdir -p /tmp/m; mount /dev/ublkb0 /tmp/m; cp -r /bin /tmp/m/; sync
          umount /tmp/m; fsck.ext4 -fn /dev/ublkb0
