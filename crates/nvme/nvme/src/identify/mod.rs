@@ -7,7 +7,8 @@
 //!
 //! ```
 //! use nvme::identify::{Ascii, Flbas, IdentifyController, IdentifyNamespace, LbaFormat, Oncs, QueueEntrySize};
-//! //!
+//! use zerocopy::IntoBytes;
+//!
 //! let mut controller = IdentifyController {
 //!     sn: Ascii::new("0001").expect("20 printable characters at most"),
 //!     mdts: 8,
@@ -32,7 +33,8 @@
 //!
 //! ```
 //! use nvme::identify::{IdentifyController, IdentifyNamespace};
-//! //!
+//! use zerocopy::FromBytes;
+//!
 //! # let mut page = [0u8; 4096];
 //! # page[4..24].copy_from_slice(b"0001                ");
 //! # page[77] = 8;

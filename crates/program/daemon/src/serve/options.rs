@@ -97,7 +97,7 @@ pub struct ServeOptions {
     /// Options of a daemon. Its disks may change: room is left for them.
     pub daemon: Option<Daemon>,
     /// Whether this process is a new version that replaces the one that served
-    /// ([`KeeperSession::is_replacement`]).
+    /// (`KeeperSession::is_replacement`).
     pub is_replacement: bool,
     /// Answers of files to the checks of this process.
     pub answers: Arc<PathAnswers>,

@@ -2,7 +2,9 @@
 
 use super::in_use;
 use crate::bind::Host;
-use anyhow::{Context, Result, bail};
+#[cfg(feature = "vhost-user-blk")]
+use anyhow::Context;
+use anyhow::{Result, bail};
 use daemon::open::devices::DeviceRegistry;
 use daemon::open::kinds;
 use load::device::DeviceTarget;
