@@ -132,27 +132,33 @@ impl Writer {
         }
     }
 
+    #[inline]
     fn header(&self, header: &[u8], data: u32) -> Header {
+        let ConnectionLimits {
+            header_digest,
+            alignment,
+            ..
+        } = self.limits;
         let mut bytes = [0; MAX_DATA_OFFSET];
-        let digest = crc_if(self.limits.header_digest, header);
-        let digest = digest.as_ref().map_or(&[][..], |digest| digest);
-        for (to, from) in bytes.iter_mut().zip(header.iter().chain(digest)) {
-            *to = *from;
+        let mut len = put(&mut bytes, 0, header);
+        if header_digest {
+            len = put(&mut bytes, len, &crc32c(header).to_le_bytes());
         }
-        let len = match data {
-            0 => header.len() + digest.len(),
-            _ => data_offset(
-                header.len(),
-                self.limits.header_digest,
-                self.limits.alignment,
-            ),
-        };
+        if data > 0 {
+            len = data_offset(header.len(), header_digest, alignment);
+        }
         Header { bytes, len }
     }
 }
 
-fn crc_if(wanted: bool, header: &[u8]) -> Option<[u8; DIGEST]> {
-    wanted.then(|| crc32c(header).to_le_bytes())
+/// Copies `from` into `bytes` from index `at` on, if there is room. Returns the index of its end.
+#[inline]
+fn put(bytes: &mut [u8; MAX_DATA_OFFSET], at: usize, from: &[u8]) -> usize {
+    let end = at + from.len();
+    if let Some(to) = bytes.get_mut(at..end) {
+        to.copy_from_slice(from);
+    }
+    end
 }
 
 /// Encodes the PDU that terminates the connection after a violation, with the reason. `from_host`:
@@ -176,10 +182,8 @@ pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
         reserved: [0; 10],
     };
     let mut bytes = [0; MAX_DATA_OFFSET];
-    for (to, from) in bytes.iter_mut().zip(pdu.as_bytes()) {
-        *to = *from;
-    }
-    Header { bytes, len: SHORT }
+    let len = put(&mut bytes, 0, pdu.as_bytes());
+    Header { bytes, len }
 }
 
 impl Violation {
