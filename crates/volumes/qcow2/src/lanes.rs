@@ -119,7 +119,9 @@ impl Lanes {
         }
         done.into_iter()
             .for_each(|completion| self.finish(completion));
-        for _ in 0..self.parked.borrow().len() {
+        // In the head of the loop, the borrow would last until the end of the loop.
+        let parked = self.parked.borrow().len();
+        for _ in 0..parked {
             let Some((file, request)) = self.parked.borrow_mut().pop_front() else {
                 break;
             };

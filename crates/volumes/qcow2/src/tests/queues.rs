@@ -307,6 +307,32 @@ fn batch(
     }
 }
 
+/// Operations of tasks wait until the ring has room.
+#[test]
+fn requests_on_full_ring_end() {
+    let Some((_directory, _path, volume)) = image(EmptyImage::default()) else {
+        return;
+    };
+    let io = Io::new(IoOptions {
+        capacity: 2,
+        ..IoOptions::default()
+    });
+    let Ok(queue) = volume.open(&io) else {
+        return testkit::skip("qcow2: full ring", "there is no io_uring");
+    };
+    let queue = Some(queue);
+    let mut worker = Worker { io, queue };
+    let mut done = Vec::new();
+    for tag in 0..32 {
+        let data = SegmentList::owned(Buffer::from_slice(&[9; 4096]));
+        let write = Request::transfer(tag, Op::Write { fua: false }, tag << 16, data);
+        done.extend(worker.queue().submit(write));
+    }
+    worker.settle(&mut done);
+    assert_eq!(done.len(), 32);
+    done.into_iter().for_each(|end| end.result.unwrap());
+}
+
 fn image(make: EmptyImage<'_>) -> Option<(tempfile::TempDir, PathBuf, Qcow2Volume)> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
