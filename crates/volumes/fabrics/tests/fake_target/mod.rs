@@ -667,16 +667,16 @@ fn io_queue(state: &State, ctrl: &Ctrl, peer: &mut Peer, success: bool) -> io::R
             }
             Answer::Garbage => {
                 peer.stream.write_all(&[0x5a; 64])?;
-                continue;
+                return peer.ignore();
             }
             Answer::WrongCid => {
                 peer.complete(cid ^ 0x4000, Status::SUCCESS, 0)?;
-                continue;
+                return peer.ignore();
             }
             Answer::R2tBeyond => {
                 let r2t = peer.writer.r2t(cid, 1, 0, len + 1);
                 peer.stream.write_all(&r2t)?;
-                continue;
+                return peer.ignore();
             }
             Answer::R2tFlood => {
                 for at in 0..len {
@@ -715,6 +715,9 @@ fn io_queue(state: &State, ctrl: &Ctrl, peer: &mut Peer, success: bool) -> io::R
                     Answer::Close | Answer::CloseWithin | Answer::CloseAll
                 ) {
                     return Ok(());
+                }
+                if matches!(answer, Answer::TooLong | Answer::TooShort | Answer::Twice) {
+                    return peer.ignore();
                 }
                 continue;
             }
@@ -758,6 +761,7 @@ fn io_queue(state: &State, ctrl: &Ctrl, peer: &mut Peer, success: bool) -> io::R
             Answer::Twice => {
                 peer.complete(cid, Status::SUCCESS, 0)?;
                 peer.complete(cid, Status::SUCCESS, 0)?;
+                return peer.ignore();
             }
             _ => peer.complete(cid, Status::SUCCESS, 0)?,
         }
