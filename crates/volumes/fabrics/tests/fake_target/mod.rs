@@ -172,15 +172,34 @@ pub struct Ctrl {
     cc: Mutex<Cc>,
     shut_down: AtomicBool,
     admin: Mutex<Option<(TcpStream, Writer)>>,
-    /// Asynchronous Event Requests.
-    events: Mutex<Vec<u16>>,
+    events: Mutex<Events>,
     streams: Mutex<Vec<TcpStream>>,
     /// Whether the connections are closed, so that no command is executed. Set under the lock of
     /// the data.
     ended: AtomicBool,
 }
 
+/// Asynchronous Event Requests of the host, and events that wait for one.
+#[derive(Default)]
+struct Events {
+    requests: Vec<u16>,
+    /// Dwords 0 of completions.
+    pending: VecDeque<u32>,
+}
+
 impl Ctrl {
+    fn send_events(&self) {
+        let mut events = self.events.lock().unwrap();
+        let Events { requests, pending } = &mut *events;
+        while !requests.is_empty() && !pending.is_empty() {
+            let (cid, dw0) = (requests.pop().unwrap(), pending.pop_front().unwrap());
+            if let Some((stream, writer)) = &mut *self.admin.lock().unwrap() {
+                let completion = completion(cid, Status::SUCCESS, dw0.into());
+                let _ = stream.write_all(&writer.completion(&completion));
+            }
+        }
+    }
+
     fn end(&self, state: &State) {
         let _data = state.data.lock().unwrap();
         self.ended.store(true, Ordering::SeqCst);
@@ -302,14 +321,8 @@ impl Target {
             if ctrl.portal != portal {
                 continue;
             }
-            let cid = ctrl.events.lock().unwrap().pop();
-            if let (Some(cid), Some((stream, writer))) = (cid, &mut *ctrl.admin.lock().unwrap()) {
-                let _ = stream.write_all(&writer.completion(&completion(
-                    cid,
-                    Status::SUCCESS,
-                    dw0.into(),
-                )));
-            }
+            ctrl.events.lock().unwrap().pending.push_back(dw0);
+            ctrl.send_events();
         }
     }
 
@@ -480,7 +493,10 @@ fn admin(state: &State, ctrl: &Ctrl, peer: &mut Peer) -> io::Result<()> {
                 state.keep_alives.fetch_add(1, Ordering::SeqCst);
                 peer.complete(cid, Status::SUCCESS, 0)?;
             }
-            AdminOpcode::ASYNC_EVENT_REQUEST => ctrl.events.lock().unwrap().push(cid),
+            AdminOpcode::ASYNC_EVENT_REQUEST => {
+                ctrl.events.lock().unwrap().requests.push(cid);
+                ctrl.send_events();
+            }
             _ => peer.complete(cid, Status::INVALID_OPCODE.with_dnr(true), 0)?,
         }
     }
