@@ -51,6 +51,9 @@ impl<F: Frontend + 'static> Worker<F> {
             return false;
         }
         self.accounts.open(at);
+        if front.is_some_and(F::is_unannounced) {
+            self.unannounced.became_idle(self.turns.now);
+        }
         self.run_queue.demote(place, self.turns.now);
         true
     }
@@ -63,7 +66,7 @@ impl<F: Frontend + 'static> Worker<F> {
     }
 
     /// Polls a front-end that is not hot, and makes it hot if it has work.
-    fn visit(&mut self, at: usize) -> bool {
+    pub(crate) fn visit(&mut self, at: usize) -> bool {
         let Some(Some(front)) = self.fronts.get_mut(at) else {
             return false;
         };
@@ -140,7 +143,9 @@ impl<F: Frontend + 'static> Worker<F> {
         let Some(Some(front)) = self.fronts.get_mut(at) else {
             return;
         };
+        let unannounced = front.is_unannounced();
         let stays = front.must_poll()
+            || (unannounced && self.unannounced.is_continuous(now))
             || front.in_flight() > 0
             || front.has_more()
             || front.is_pinning()
@@ -152,6 +157,9 @@ impl<F: Frontend + 'static> Worker<F> {
         } else if front.arm() {
             self.run_queue.wake(at as u16);
         } else {
+            if unannounced {
+                self.unannounced.armed(at as u16);
+            }
             self.run_queue.arm(at);
             self.armed.unconfirmed = Some(at as u16);
         }

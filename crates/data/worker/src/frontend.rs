@@ -53,6 +53,12 @@ pub trait Frontend {
         false
     }
 
+    /// Returns whether commands arrive without a wake-up (the client writes doorbells in shared
+    /// memory), so that the front-end is polled at intervals while it is idle.
+    fn is_unannounced(&self) -> bool {
+        false
+    }
+
     /// Returns whether polling for a while after the last work may spare a wake-up. That holds when
     /// the guest submits by memory, or has commands in flight.
     fn keeps_window(&self) -> bool {
@@ -206,6 +212,7 @@ macro_rules! frontend_enum {
                 has_news() -> bool;
                 in_flight() -> usize;
                 must_poll() -> bool;
+                is_unannounced() -> bool;
                 keeps_window() -> bool;
                 has_more() -> bool;
                 is_trapped() -> bool;

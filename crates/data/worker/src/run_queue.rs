@@ -151,6 +151,14 @@ impl RunQueue {
         armed.any(|entry| entry.owner == owner)
     }
 
+    /// Returns the idle front-end at a place; the first one is behind the hot ones. When it wakes,
+    /// one from an earlier place takes its place.
+    pub fn idle_at(&self, at: usize) -> Option<usize> {
+        let awake = self.entries.get(..self.awake)?;
+        let entry = awake.get(at).filter(|_| at >= self.hot);
+        entry.map(|entry| entry.owner.into())
+    }
+
     /// Returns the position of the first armed front-end.
     pub fn first_armed(&self) -> usize {
         self.awake

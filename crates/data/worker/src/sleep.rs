@@ -15,7 +15,9 @@ impl<F: Frontend + 'static> Worker<F> {
         let pinning = self.awake().any(F::is_pinning);
         let pinning = pinning.then(|| self.pace_of_pins.next());
         let awake = self.awake().filter_map(F::deadline);
-        awake.chain(pinning).chain(self.armed.deadline).min()
+        let others = self.armed.deadline.into_iter();
+        let others = others.chain(self.next_interval_poll());
+        awake.chain(pinning).chain(others).min()
     }
 
     /// Arms all wake-up sources of this thread. Returns `false` when work arrived meanwhile, so

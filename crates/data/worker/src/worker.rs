@@ -7,6 +7,7 @@ use crate::descriptors::{Descriptors, OWN, Token};
 use crate::meter::{Meter, TimeUse};
 use crate::pace::Pace;
 use crate::run_queue::RunQueue;
+use crate::unannounced::{DEFAULT_MAX_POLL_INTERVAL, IntervalPolling};
 use crate::watchdog::{Activity, Pulse};
 use crate::window::IdleWindow;
 use crate::{Error, Frontend, Handle};
@@ -57,6 +58,10 @@ pub(crate) const TOKEN_WAKE: u32 = 3;
 pub struct Options {
     /// Time for which a worker polls on after the last work.
     pub idle_window: IdleWindow,
+    /// Maximum interval between two polls of idle front-ends with unannounced commands
+    /// ([`Frontend::is_unannounced`]); zero: such front-ends are polled without pause. `None`
+    /// stands for [`DEFAULT_MAX_POLL_INTERVAL`].
+    pub max_poll_interval: Option<Duration>,
     /// Whether the worker shares its CPU with other threads. While it polls without finding work,
     /// it then yields periodically. The next work may depend on another thread, for example one of
     /// a VMM that delivers an interrupt.
@@ -108,6 +113,8 @@ pub struct Worker<F: Frontend> {
     pub(crate) run_queue: RunQueue,
     /// State of the armed front-ends, which rounds do not poll.
     pub(crate) armed: Armed,
+    /// State of polling at intervals.
+    pub(crate) unannounced: IntervalPolling,
     generation: u16,
     /// Number of front-ends that are being removed.
     leaving: usize,
@@ -190,6 +197,12 @@ impl<F: Frontend + 'static> Worker<F> {
             slots: Vec::new(),
             run_queue: RunQueue::default(),
             armed: Armed::default(),
+            unannounced: IntervalPolling::new(
+                options
+                    .max_poll_interval
+                    .unwrap_or(DEFAULT_MAX_POLL_INTERVAL),
+                now,
+            ),
             generation: 0,
             leaving: 0,
             io,
@@ -568,6 +581,7 @@ impl<F: Frontend + 'static> Worker<F> {
                 front.housekeeping(self.turns.now);
             }
         }
+        self.poll_unannounced();
         self.armed_housekeeping();
     }
 
@@ -711,7 +725,9 @@ impl<F: Frontend + 'static> Worker<F> {
     #[inline]
     fn must_poll(&self) -> bool {
         let mut fronts = self.awake();
-        self.leaving > 0 || fronts.any(|front| front.must_poll() || front.has_more())
+        self.leaving > 0
+            || fronts.any(|front| front.must_poll() || front.has_more())
+            || self.polls_unannounced()
     }
 
     /// Returns whether it is worthwhile to poll on after the last work instead of sleeping.

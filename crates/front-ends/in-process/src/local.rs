@@ -43,6 +43,11 @@ impl Frontend for Local {
     }
 
     #[inline]
+    fn is_unannounced(&self) -> bool {
+        self.0.is_unannounced()
+    }
+
+    #[inline]
     fn keeps_window(&self) -> bool {
         self.0.shadowed() || self.0.is_busy()
     }

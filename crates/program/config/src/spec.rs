@@ -130,6 +130,8 @@ pub const MAX_WORKERS: u16 = 256;
 pub struct ProcessSpec {
     /// Time for which a worker polls on after the last work.
     pub idle_window: Option<IdleWindow>,
+    /// Maximum interval in microseconds between two polls of idle guests with mapped doorbells.
+    pub max_poll_interval: Option<u32>,
     /// Whether guest memory is pinned for io_uring (fixed buffers).
     pub pin_memory: Option<bool>,
     /// Whether a kernel thread takes requests from the io_uring (SQPOLL).

@@ -27,6 +27,8 @@ struct Disk {
     due: AtomicU64,
     /// The front-end always has work, until this is cleared.
     busy: AtomicBool,
+    /// The guest announces nothing, whether the front-end is armed or not.
+    unannounced: AtomicBool,
     /// Inbox of messages from other threads for the volume, and the number taken.
     news: OnceLock<Arc<Inbox<()>>>,
     taken: AtomicU64,
@@ -79,6 +81,10 @@ impl Frontend for Front {
 
     fn in_flight(&self) -> usize {
         0
+    }
+
+    fn is_unannounced(&self) -> bool {
+        self.disk.unannounced.load(Ordering::Relaxed)
     }
 
     fn arm(&mut self) -> bool {
@@ -310,5 +316,35 @@ fn command_during_arming_is_found() {
         }
         wait_for(|| world.is_done(at));
         std::thread::sleep(Duration::from_micros(state >> 32 & 0xfff));
+    }
+}
+
+fn unannounced(_: usize, disk: &Disk) {
+    disk.unannounced.store(true, Ordering::Relaxed);
+}
+
+#[test]
+fn thread_sleeps_between_polls_of_unannounced_front_ends() {
+    let world = World::begin(unannounced);
+    world.rest();
+    for round in 0..20 {
+        let (asleep, wake_ups) = (world.handle.load().asleep(), world.handle.load().wake_ups());
+        // Nothing but the clock ends a sleep, so polls follow each other.
+        wait_for(|| {
+            world.handle.load().wake_ups() > wake_ups + 2 && world.handle.load().asleep() > asleep
+        });
+        world.disks[1 + round].0.submit();
+        wait_for(|| world.is_done(1 + round));
+    }
+}
+
+#[test]
+fn unannounced_commands_are_found_while_others_keep_thread_awake() {
+    let world = World::begin(unannounced);
+    for _ in 0..3 {
+        for at in world.lull() {
+            world.disks[at].0.submit();
+            wait_for(|| world.is_done(at));
+        }
     }
 }

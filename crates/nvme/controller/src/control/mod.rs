@@ -625,11 +625,16 @@ impl Controller {
         self.engine.recheck()
     }
 
-    /// Returns whether the worker must poll, because no notification announces new work: the client
-    /// writes doorbells in shared memory, or a volume completes requests only when polled.
+    /// Returns whether the worker must poll, because a volume completes outstanding requests only
+    /// when polled.
     pub fn needs_polling(&self) -> bool {
-        (self.config.mapped_doorbells && self.csts.rdy() && self.engine.queues.is_master())
-            || self.engine.polled_in_flight()
+        self.engine.polled_in_flight()
+    }
+
+    /// Returns whether the client writes doorbells in shared memory, so that no notification
+    /// announces new commands.
+    pub fn is_unannounced(&self) -> bool {
+        self.config.mapped_doorbells && self.csts.rdy() && self.engine.queues.is_master()
     }
 
     /// Returns the number of outstanding commands of the host, polled or not, plus the controller's

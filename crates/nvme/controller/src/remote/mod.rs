@@ -303,10 +303,13 @@ impl RemoteEngine {
     /// Returns whether the worker must poll this engine, like
     /// [`Controller::needs_polling`](crate::Controller::needs_polling).
     pub fn needs_polling(&self) -> bool {
-        (self.mapped_doorbells
-            && self.engine.queues.is_master()
-            && self.engine.queues.any_io_queue())
-            || self.engine.polled_in_flight()
+        self.engine.polled_in_flight()
+    }
+
+    /// Returns whether no notification announces new commands, like
+    /// [`Controller::is_unannounced`](crate::Controller::is_unannounced).
+    pub fn is_unannounced(&self) -> bool {
+        self.mapped_doorbells && self.engine.queues.is_master() && self.engine.queues.any_io_queue()
     }
 
     /// Returns whether a recently busy queue has a new doorbell value, like

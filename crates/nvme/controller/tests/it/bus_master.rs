@@ -85,6 +85,7 @@ fn cleared_bus_master_stops_fetch_completion_and_interrupt() {
         h.run();
         // The worker can sleep, as soon as it has seen the doorbells.
         h.until(|h| !h.c.needs_polling() && !h.c.arm() && !h.c.recheck());
+        assert!(!h.c.is_unannounced());
         h.run();
         // An interrupt's receiver changes, as when the host masks a vector.
         let sink = h.vectors[1].clone();

@@ -236,9 +236,9 @@ fn mapped_doorbells_are_polled_without_messages() {
         ..Default::default()
     };
     let mut h = Host::with(config, vec![ns(1, mem(1 << 20), 512)]);
-    assert!(!h.c.needs_polling());
+    assert!(!h.c.is_unannounced());
     h.enable();
-    assert!(h.c.needs_polling());
+    assert!(h.c.is_unannounced());
     h.create_pair(1, 8);
     let command = read(&h);
     for _ in 0..50 {

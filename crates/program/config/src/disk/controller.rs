@@ -99,7 +99,7 @@ impl Spec for ControllerSpec {
             "doorbells",
             "MODE",
             "doorbell writes of the client: trapped (by message) or mapped (a shared page, polled \
-             all the time)",
+             at intervals while the guest is idle)",
             |c| &mut c.doorbells,
         )
         .or("trapped")

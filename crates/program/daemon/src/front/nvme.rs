@@ -288,6 +288,11 @@ impl Frontend for NvmeFront {
     }
 
     #[inline]
+    fn is_unannounced(&self) -> bool {
+        self.controller().is_unannounced()
+    }
+
+    #[inline]
     fn keeps_window(&self) -> bool {
         self.controller().shadowed() || self.controller().is_busy()
     }

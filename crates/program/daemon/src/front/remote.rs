@@ -66,6 +66,11 @@ impl Frontend for Remote {
     }
 
     #[inline]
+    fn is_unannounced(&self) -> bool {
+        self.engine.is_unannounced()
+    }
+
+    #[inline]
     fn keeps_window(&self) -> bool {
         self.engine.shadowed() || self.engine.is_busy()
     }

@@ -111,6 +111,7 @@ fn worker(
     }
     let options = worker::Options {
         idle_window: options.polling.idle_window,
+        max_poll_interval: options.polling.max_poll_interval,
         shares_cpu: options.cpus.is_empty(),
         stop: Some(stop),
     };

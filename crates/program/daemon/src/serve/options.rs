@@ -28,6 +28,9 @@ const STOP_TIMEOUT: u64 = 4;
 pub struct LoopOptions {
     /// Time for which a thread polls on after the last work.
     pub idle_window: IdleWindow,
+    /// Maximum interval between two polls of idle guests with mapped doorbells; `None`: the
+    /// worker's default.
+    pub max_poll_interval: Option<Duration>,
     /// Whether guest memory is pinned for io_uring (fixed buffers).
     pub pin_memory: bool,
     /// Whether a kernel thread takes requests from the io_uring (SQPOLL).
@@ -140,6 +143,9 @@ impl ServeOptions {
             },
             polling: LoopOptions {
                 idle_window: process.idle_window.unwrap_or_default(),
+                max_poll_interval: process
+                    .max_poll_interval
+                    .map(|micros| Duration::from_micros(micros.into())),
                 pin_memory: process.pin_memory.unwrap_or(false),
                 sqpoll: process.sqpoll.unwrap_or(false),
                 stop_timeout: Duration::from_secs(

@@ -232,6 +232,11 @@ mod tests {
                 "Fixed(70µs)",
             ),
             (
+                &["--max-poll-interval", "900"],
+                |_, o| format!("{:?}", o.polling.max_poll_interval),
+                "Some(900µs)",
+            ),
+            (
                 &["--pin-memory"],
                 |_, o| o.polling.pin_memory.to_string(),
                 "true",

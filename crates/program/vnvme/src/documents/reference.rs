@@ -453,5 +453,8 @@ fn documented_defaults_match_code() {
     assert_eq!(of("depth"), disk.depth().to_string());
     let process = daemon::serve::options::ServeOptions::new(ProcessSpec::default(), 1);
     assert_eq!(process.polling.idle_window, worker::IdleWindow::Adaptive);
+    let interval = worker::DEFAULT_MAX_POLL_INTERVAL.as_micros();
+    let row = ProcessSpec::row("max-poll-interval").unwrap();
+    assert_eq!(row.default, interval.to_string());
     assert_eq!(process.spread, config::choices::Spread::Auto);
 }

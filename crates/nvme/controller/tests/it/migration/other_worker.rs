@@ -65,7 +65,7 @@ impl OtherWorker {
             return;
         }
         let mut raced = self.flag.prepare_sleep();
-        raced |= self.engine.needs_polling();
+        raced |= self.engine.needs_polling() || self.engine.is_unannounced();
         raced |= self.engine.arm();
         raced |= self.engine.recheck();
         self.raced = raced;

@@ -31,6 +31,17 @@ impl Spec for ProcessSpec {
             )
             .or("auto"),
         ),
+        Row::<Self>::new(
+            "max-poll-interval",
+            "MICROSECONDS",
+            "longest interval between two polls of idle guests with doorbells=mapped, whose \
+             doorbells wake no worker; the interval grows with the idle time. 0: poll without \
+             pause, which occupies a CPU",
+            |p| &mut p.max_poll_interval,
+        )
+        .range(0, 1_000_000)
+        .or("5000")
+        .serve(Flag::overrides("max-poll-interval")),
         both(
             Row::<Self>::new(
                 "pin-memory",

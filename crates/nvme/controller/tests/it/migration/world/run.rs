@@ -67,7 +67,7 @@ impl World {
             return;
         }
         let mut raced = self.flag.prepare_sleep();
-        raced |= self.h.c.needs_polling();
+        raced |= self.h.c.needs_polling() || self.h.c.is_unannounced();
         raced |= self.h.c.arm();
         raced |= self.h.c.recheck();
         self.raced = raced;
