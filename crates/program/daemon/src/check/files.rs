@@ -8,13 +8,13 @@
 use crate::front::kind::front_end;
 use crate::open::devices::DeviceRegistry;
 use crate::open::subsystems::memory_owner;
-use crate::open::{DeviceNamespace, kinds, servers};
+use crate::open::{DeviceNamespace, kinds};
 use anyhow::{Result, anyhow};
 use config::access::SocketAccess;
 use config::disk::DiskSpec;
 use config::origin::Origin;
 use config::spec::{NamespaceSpec, Specs};
-use config::volumes::is_within;
+use config::volumes::Kind;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -93,10 +93,13 @@ impl FileCheck {
 
     fn volume(&mut self, spec: &NamespaceSpec, origin: &Origin) {
         let url = &*spec.volume;
-        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-        let elsewhere = [driver::NVME.name, driver::VFIO_USER.name].contains(&scheme);
-        let is_remote = rbd::is_image(url) || !servers(url).is_empty();
-        if elsewhere || is_within(url) || is_remote {
+        let is_elsewhere = match Kind::of(url) {
+            Some(Kind::Device(_) | Kind::Within(_)) => true,
+            // A URL that cannot be parsed is refused before anything is connected.
+            Some(Kind::Remote(kind)) => kind.servers(url).is_some(),
+            Some(Kind::Image(_)) | None => false,
+        };
+        if is_elsewhere {
             return;
         }
         let options = OpenOptions {
