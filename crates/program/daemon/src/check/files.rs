@@ -66,16 +66,15 @@ impl FileCheck {
             let group = access.group.map_or(Ok(()), |group| group.group().map(drop));
             self.note(origin.place("socket-group", group));
         }
-        let tables = disk.has_namespace_tables();
         for (nsid, namespace) in disk.numbered() {
             let shared = disk.is_in_subsystem();
             if shared && !self.shared.insert((memory_owner(&**disk), nsid)) {
                 continue;
             }
-            if tables {
-                self.namespace(namespace);
+            if disk.has_namespace_tables() {
+                self.namespace(namespace, &namespace.origin);
             } else {
-                self.volume(namespace, origin);
+                self.namespace(namespace, origin);
             }
         }
         self.note(front_end(disk).check_files());
@@ -83,8 +82,7 @@ impl FileCheck {
         self.note(origin.place("pool", pool));
     }
 
-    fn namespace(&mut self, spec: &NamespaceSpec) {
-        let origin = &spec.origin;
+    fn namespace(&mut self, spec: &NamespaceSpec, origin: &Origin) {
         for (key, path) in spec.kept_files() {
             self.note(origin.place(key, folder_exists(&path)));
         }
@@ -140,4 +138,35 @@ fn folder_exists(path: &Path) -> Result<()> {
     Err(anyhow!(
         "{path}: the folder {folder} does not exist; make it with: mkdir -p {folder}"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_folder_of_journal_is_found_for_every_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.raw");
+        std::fs::write(&image, [0; 4096]).unwrap();
+        let journal = dir.path().join("missing/journal");
+        let url = format!(
+            "{}?atomic=16K&atomic-journal={}",
+            image.display(),
+            journal.display()
+        );
+        for disk in [
+            format!("[[controller]]\nsocket = \"s\"\n[[controller.namespace]]\nvolume = \"{url}\""),
+            format!("[[vhost-user-blk]]\nsocket = \"s\"\nvolume = \"{url}\""),
+            format!(
+                "[[nvme-tcp]]\nlisten = \"127.0.0.1:4420\"\n[[nvme-tcp.namespace]]\nvolume = \"{url}\""
+            ),
+            format!("[[ublk]]\nvolume = \"{url}\""),
+        ] {
+            let found = check_files(&toml::from_str(&disk).unwrap());
+            let errors: Vec<_> = found.errors.iter().map(|one| format!("{one:#}")).collect();
+            let journals = errors.iter().filter(|one| one.contains("mkdir -p"));
+            assert_eq!(journals.count(), 1, "{disk}: {errors:?}");
+        }
+    }
 }

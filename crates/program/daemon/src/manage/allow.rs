@@ -195,6 +195,9 @@ impl Allow {
         }
         let mut paths = paths_of_volume(url).into_iter();
         paths.try_for_each(|path| self.check_path(&path))?;
+        if let Some(journal) = volume::journal_of_url(url) {
+            self.check_path(&journal)?;
+        }
         // Where the files behind an image are.
         path_option(url, "backing").map_or(Ok(()), |path| self.check_path(path))
     }
