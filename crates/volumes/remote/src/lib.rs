@@ -1,7 +1,6 @@
-//! Common parts of volumes on servers, for any protocol: addresses, connecting within a time limit,
-//! the properties of a protocol that a program asks for ([`RemoteKind`]), threads that reconnect, the
-//! end of a previous process's connections, a worker's queue for any protocol ([`queue`]), and
-//! reporting of the connection state.
+//! Common parts of volumes on servers, for any protocol: its properties ([`RemoteKind`]),
+//! addresses, connecting within a time limit, threads that reconnect, the end of the previous
+//! process's connections, a worker's queue ([`queue`]), and reporting of the connection state.
 //!
 //! This crate handles sockets and threads, and reaches guest memory only through the segments of
 //! requests. It contains no protocol.
