@@ -132,7 +132,7 @@ impl Drop for NewAssociation {
     fn drop(&mut self) {
         if let Some((connected, _)) = &self.made_of {
             connected.refuse(status::CONNECT_CONTROLLER_BUSY, 0);
-            self.target.stats().count_refusal();
+            self.target.stats().refused.count();
         }
     }
 }
@@ -285,7 +285,7 @@ impl Association {
         let cntlid = reservation.cntlid();
         target.enter(cntlid, &inbox);
         reservation.using();
-        target.stats().count_connection();
+        target.stats().connections.count();
         let peer = rustix::net::getpeername(&connected.fd).ok().flatten();
         let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
         let timeout = Duration::from_millis(connected.connect.kato.into());

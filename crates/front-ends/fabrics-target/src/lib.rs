@@ -35,9 +35,11 @@ mod memory;
 mod queue;
 mod rings;
 mod slots;
+mod stats;
 mod target;
 
 pub use association::{Association, AssociationError, NewAssociation};
 pub use authentication::HostKey;
 pub use listener::{Launch, ListenerError, TargetListener};
-pub use target::{Target, TargetConfig, TargetLimits, TargetStats};
+pub use stats::{EventCounter, TargetStats};
+pub use target::{Target, TargetConfig, TargetLimits};

@@ -222,7 +222,7 @@ impl TargetListener {
     }
 
     fn refused(&self, why: &ConnectionEnd) {
-        self.target.stats().count_refusal();
+        self.target.stats().refused.count();
         self.target.log.refused.line(|left_out| {
             tracing::info!(left_out, "a connection that became no queue: {why}");
         });

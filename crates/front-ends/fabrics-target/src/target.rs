@@ -3,6 +3,7 @@
 use crate::authentication::{AuthResult, AuthState, HostKey, Prover};
 use crate::handshake::Connected;
 use crate::members::Members;
+use crate::stats::TargetStats;
 use controller::{AnaGroup, ControllerConfig, NamespaceConfig};
 use dhchap::Names;
 use nvme::Status;
@@ -14,7 +15,6 @@ use nvme::log::discovery::{
 };
 use probes::LogLimit;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
@@ -111,39 +111,6 @@ pub(crate) enum AssociationMessage {
     Displaced,
     /// The subsystem ends, and with it the association.
     End,
-}
-
-/// Counters of a subsystem, which any thread may read.
-#[derive(Debug, Default)]
-pub struct TargetStats {
-    associations: AtomicU64,
-    connections: AtomicU64,
-    refused: AtomicU64,
-}
-
-impl TargetStats {
-    /// Returns the number of associations that were created so far.
-    pub fn associations(&self) -> u64 {
-        self.associations.load(Ordering::Relaxed)
-    }
-
-    /// Returns the number of connections that became a queue.
-    pub fn connections(&self) -> u64 {
-        self.connections.load(Ordering::Relaxed)
-    }
-
-    /// Returns the number of connections that were refused.
-    pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn count_connection(&self) {
-        self.connections.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn count_refusal(&self) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 /// Subsystem that is exported at a TCP port. All its front-ends share this state.
@@ -263,7 +230,7 @@ impl Target {
         peer: Option<SocketAddr>,
         why: &dhchap::Failure,
     ) {
-        self.stats.count_refusal();
+        self.stats.refused.count();
         self.log.not_proven.line(|left_out| {
             let from = peer.map(|peer| peer.to_string()).unwrap_or_default();
             tracing::warn!(
@@ -283,7 +250,7 @@ impl Target {
     pub(crate) fn reserve(self: &Arc<Self>, connected: &Connected) -> Result<Reservation, Status> {
         let mut members = self.members.lock().unpoisoned();
         let (cntlid, memory) = members.reserve(&self.config, connected)?;
-        self.stats.associations.fetch_add(1, Ordering::Relaxed);
+        self.stats.associations.count();
         Ok(Reservation {
             target: self.clone(),
             cntlid,

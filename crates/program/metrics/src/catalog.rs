@@ -48,9 +48,83 @@ macro_rules! metrics {
             help: $help,
         };)*
 
-        /// All metrics, in the order in which they are exposed.
-        pub const METRICS: &[Metric] = &[$($constant),*];
+        /// All metrics beside [`KIND_COUNTERS`], in the order in which they are exposed.
+        pub(crate) const METRICS: &[Metric] = &[$($constant),*];
     };
+}
+
+/// Counters that disks of one kind have beside those of all disks.
+#[derive(Clone, Copy, Debug)]
+pub struct KindCounters {
+    /// Name of the kind in configuration files.
+    pub kind: &'static str,
+    /// Name of each counter in the front-end, and its metric.
+    pub rows: &'static [(&'static str, Metric)],
+}
+
+impl KindCounters {
+    /// Returns whether the rows are those of the counters with these names, in the same order. The
+    /// crate that reads the counters asserts it while it is compiled.
+    pub const fn has_all(&self, names: &[&str]) -> bool {
+        const fn is_same(one: &[u8], other: &[u8]) -> bool {
+            match (one, other) {
+                ([], []) => true,
+                ([a, one @ ..], [b, other @ ..]) => *a == *b && is_same(one, other),
+                _ => false,
+            }
+        }
+        const fn are_same(rows: &[(&str, Metric)], names: &[&str]) -> bool {
+            match (rows, names) {
+                ([], []) => true,
+                ([(row, _), rows @ ..], [name, names @ ..]) => {
+                    is_same(row.as_bytes(), name.as_bytes()) && are_same(rows, names)
+                }
+                _ => false,
+            }
+        }
+        are_same(self.rows, names)
+    }
+}
+
+/// Defines the counters of kinds of disks: for each kind a constant, with a row for each counter of
+/// its front-end.
+macro_rules! kind_counters {
+    ($($(#[$doc:meta])* $constant:ident = $kind:literal {
+        $($counter:ident = $name:literal, $unit:literal, $help:literal;)*
+    })*) => {
+        $($(#[$doc])* pub const $constant: KindCounters = KindCounters {
+            kind: $kind,
+            rows: &[$((stringify!($counter), Metric {
+                name: $name,
+                kind: Type::Counter,
+                unit: $unit,
+                labels: &["disk"],
+                help: $help,
+            })),*],
+        };)*
+
+        /// Counters of all kinds of disks, which are exposed behind the other metrics.
+        pub const KIND_COUNTERS: &[KindCounters] = &[$($constant),*];
+    };
+}
+
+/// Returns all metrics, in the order in which they are exposed.
+pub fn metrics() -> impl Iterator<Item = &'static Metric> {
+    let rows = KIND_COUNTERS.iter().flat_map(|kind| kind.rows);
+    METRICS.iter().chain(rows.map(|(_, metric)| metric))
+}
+
+kind_counters! {
+    /// Counters of an NVMe/TCP subsystem, over all its hosts.
+    NVME_TCP = "nvme-tcp" {
+        associations = "vnvme_nvme_tcp_associations_total", "associations",
+            "Associations that hosts have created with an NVMe/TCP subsystem.";
+        connections = "vnvme_nvme_tcp_connections_total", "connections",
+            "Connections that became a queue of an association.";
+        refused = "vnvme_nvme_tcp_refused_total", "connections",
+            "Connections that an NVMe/TCP subsystem has refused: of hosts that may not connect or did not \
+             authenticate, for other subsystems, and beyond the limits.";
+    }
 }
 
 /// Metric that only the output of `vnvme metrics --all` has.
@@ -68,7 +142,8 @@ metrics! {
         "The program's version.";
 
     DISK_INFO = "vnvme_disk_info", Gauge, "1", ["disk", "kind", "address"],
-        "Kind (controller, vhost-user-blk, ublk) and socket or block device of a disk.";
+        "Kind (controller, vhost-user-blk, nvme-tcp, ublk) and address of a disk. A host of an NVMe/TCP \
+         subsystem has a controller of its own, named SUBSYSTEM/NUMBER.";
     DISK_UNSERVED = "vnvme_disk_unserved", Gauge, "1", ["disk"],
         "Whether the disk is unavailable; vnvme list shows the reason.";
     DISK_CONNECTED = "vnvme_disk_connected", Gauge, "0 or 1", ["disk"],
@@ -191,7 +266,7 @@ mod tests {
     #[test]
     fn metric_names_are_unique_and_conventional() {
         let mut seen = BTreeSet::new();
-        for metric in METRICS {
+        for metric in metrics() {
             let name = metric.name;
             assert!(seen.insert(name), "{name}");
             let known = |c: char| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit();

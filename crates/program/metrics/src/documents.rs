@@ -1,7 +1,7 @@
 //! Checks of the texts about metrics against the table: the documentation, which is generated from
 //! it, Grafana's dashboard, and the page.
 
-use crate::{INSTANCE_UP, METRICS, Type};
+use crate::{INSTANCE_UP, Type, metrics};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ const END: &str = "<!-- The table ends. -->\n";
 fn table() -> String {
     let mut text =
         String::from("\n| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n");
-    for metric in METRICS.iter().chain([&INSTANCE_UP]) {
+    for metric in metrics().chain([&INSTANCE_UP]) {
         let labels: Vec<String> = metric.labels.iter().map(|l| format!("`{l}`")).collect();
         text.push_str(&format!(
             "| `{}` | {} | {} | {} | {} |\n",
@@ -55,7 +55,7 @@ fn names(expression: &str) -> Vec<&str> {
 }
 
 fn is_known(name: &str) -> bool {
-    METRICS.iter().any(|metric| match metric.kind {
+    metrics().any(|metric| match metric.kind {
         Type::Histogram => {
             let part = name.strip_prefix(metric.name);
             part.is_some_and(|part| ["_bucket", "_sum", "_count"].contains(&part))

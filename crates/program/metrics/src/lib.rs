@@ -3,7 +3,7 @@
 //! The serving threads count ([`probes::IoRecord`] and its neighbours). A reader gets a
 //! [`Snapshot`]: plain numbers of one moment, which never decrease except by wrapping. It is sent
 //! as JSON (for `vnvme top` and the page), and as Prometheus' text ([`Snapshot::prometheus`]). Its
-//! metrics are in one table ([`METRICS`]), from which documentation and tests are generated. This
+//! metrics are in one table ([`metrics()`]), from which documentation and tests are generated. This
 //! crate counts, opens and serves nothing.
 //!
 //! ```text
@@ -21,7 +21,7 @@ mod prometheus;
 mod snapshot;
 mod text;
 
-pub use catalog::{INSTANCE_UP, METRICS, Metric, Type};
+pub use catalog::{INSTANCE_UP, KIND_COUNTERS, KindCounters, Metric, NVME_TCP, Type, metrics};
 pub use distribution::Distribution;
 pub use merged::MergedExposition;
 

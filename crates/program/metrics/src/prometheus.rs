@@ -2,7 +2,7 @@
 
 use crate::catalog as m;
 use crate::text::{Exposition, Label};
-use crate::{Disk, Distribution, Metric, Namespace, Queue, Snapshot, Worker};
+use crate::{Disk, Distribution, KindCounters, Metric, Namespace, Queue, Snapshot, Worker};
 use probes::{Failure, IoKind};
 use std::fmt::Display;
 
@@ -109,6 +109,7 @@ impl Snapshot {
         self.paths(&mut page);
         self.workers(&mut page);
         self.process(&mut page);
+        self.kind_counters(&mut page, m::KIND_COUNTERS);
         page.0.finish()
     }
 
@@ -132,6 +133,19 @@ impl Snapshot {
             page.each(metric, &self.disks, |disk, put| {
                 put(&[("disk", &disk.name)], get(disk));
             });
+        }
+    }
+
+    fn kind_counters(&self, page: &mut Page, kinds: &'static [KindCounters]) {
+        for KindCounters { kind, rows } in kinds {
+            let disks = self.disks.iter().filter(|disk| disk.kind == *kind);
+            for (counter, metric) in *rows {
+                page.each(metric, disks.clone(), |disk, put| {
+                    if let Some(value) = disk.counters.get(*counter) {
+                        put(&[("disk", &disk.name)], *value);
+                    }
+                });
+            }
         }
     }
 

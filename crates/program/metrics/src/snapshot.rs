@@ -49,6 +49,9 @@ pub struct Disk {
     pub namespaces: Vec<Namespace>,
     /// Queues that have been used.
     pub queues: Vec<Queue>,
+    /// Counters that only this kind of disk has, by name ([`KIND_COUNTERS`](crate::KIND_COUNTERS)).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counters: BTreeMap<String, u64>,
 }
 
 impl Disk {

@@ -1,16 +1,16 @@
-//! URL scheme `nvme+tcp`, and the volume kind that opens such URLs.
+//! URL scheme `nvme+tcp`, and the kind of volumes that it names.
 
-use crate::identity::HostIdentity;
+use crate::identity::{self, HostIdentity};
 use crate::options::{FabricsOptions, Policy};
 use crate::subsystem::{self, Subsystem};
 use crate::volume::FabricsVolume;
 use dhchap::{Secret, Secrets};
-use remote::{HostPort, ReachWatch};
+use remote::{Address, ConnectionKeeper, ReachWatch, RemoteKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use volume::{
-    BareVolume, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl,
-    parse_count, parse_duration,
+    OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, Volume, VolumeUrl, parse_count,
+    parse_duration,
 };
 
 /// URL scheme of namespaces of remote NVMe/TCP subsystems.
@@ -89,21 +89,42 @@ const DHCHAP_CTRL_SECRET: UrlOption = UrlOption::new(
     "file of the subsystem's secret, to authenticate the target as well",
 );
 
-/// Returns the volume kind of `nvme+tcp` URLs; each opened volume passes its watch to `opened`.
-pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> VolumeKind<X> {
-    VolumeKind::new(NVME_TCP, move |url: &mut VolumeUrl<'_>, options| {
-        let volume = open(url, options)?;
-        opened(volume.watch());
-        Ok(BareVolume::new(Arc::new(volume)))
-    })
-}
+/// NVMe over TCP.
+#[derive(Debug)]
+pub struct NvmeTcp;
 
-/// Returns the portals in a URL of this scheme, with or without a subsystem; `None` for other URLs.
-/// For a process that must know its peers before it enters a sandbox.
-pub fn portals(url: &str) -> Option<Vec<HostPort>> {
-    let (scheme, rest) = url.split_once("://")?;
-    let name = rest.split(['/', '?']).next()?;
-    (scheme == NVME_TCP.name).then(|| subsystem::portals(name).ok())?
+impl RemoteKind for NvmeTcp {
+    fn schemes(&self) -> &'static [Scheme] {
+        &[NVME_TCP]
+    }
+
+    fn open(
+        &self,
+        url: &mut VolumeUrl<'_>,
+        options: OpenOptions,
+        _: Option<Arc<dyn ConnectionKeeper>>,
+    ) -> Result<(Arc<dyn Volume>, ReachWatch), OpenError> {
+        let volume = open(url, options)?;
+        let watch = volume.watch();
+        Ok((Arc::new(volume), watch))
+    }
+
+    fn servers(&self, url: &str) -> Option<Vec<Address>> {
+        let (_, rest) = url.split_once("://")?;
+        let name = rest.split(['/', '?']).next()?;
+        let portals = subsystem::portals(name).ok()?;
+        Some(portals.into_iter().map(Address::from).collect())
+    }
+
+    /// A target executes commands of a connection that has ended without telling when it is done.
+    fn is_fenced(&self) -> bool {
+        false
+    }
+
+    /// Reads the files with this host's identity.
+    fn prepare(&self) {
+        identity::local();
+    }
 }
 
 fn path(text: &str) -> Result<PathBuf, &'static str> {

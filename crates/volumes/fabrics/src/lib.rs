@@ -39,7 +39,7 @@ mod volume;
 pub use connect::{ConnectError, ConversationError};
 pub use discovery::{Discovered, discover};
 pub use identity::{HostIdentity, local as local_identity};
-pub use kind::{NVME_TCP, kind, portals};
+pub use kind::{NVME_TCP, NvmeTcp};
 pub use options::{FabricsOptions, Policy};
 pub use subsystem::Subsystem;
 pub use volume::FabricsVolume;

@@ -436,7 +436,8 @@ fn silent_portal_times_out_at_open() {
 #[test]
 fn urls_open_volume_and_errors_name_portals() {
     let target = Target::new(Setup::default());
-    let registry = Registry::<()>::new().with(fabrics::kind(|_| ()));
+    let kinds = remote::volume_kinds(&fabrics::NvmeTcp, |_| (), None);
+    let registry = kinds.fold(Registry::<()>::new(), Registry::with);
     let open = |url: &str| registry.open(url, OpenOptions::default());
     let url = target.url();
     let opened = open(&format!(

@@ -1,13 +1,11 @@
 //! An export of an NBD server as a [`Volume`].
 
-use crate::connect::{
-    ConnectError, Connected, ConnectionGuard, ConnectionKeeper, Inbox, NbdServer, connect,
-};
+use crate::connect::{ConnectError, Connected, Inbox, NbdServer, connect};
 use crate::protocol::Export;
 use crate::protocol::wire::export_flags as flags;
 use crate::queue;
 use probes::LogLimit;
-use remote::{ConnectionState, ReachWatch, Reachable};
+use remote::{ConnectionGuard, ConnectionKeeper, ConnectionState, ReachWatch, Reachable};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;

@@ -1,12 +1,12 @@
-//! URL schemes `nbd` and `nbd+unix`, and the volume kinds that open such URLs.
+//! URL schemes `nbd` and `nbd+unix`, and the kind of volumes that they name.
 
-use crate::connect::{ConnectionKeeper, NbdServer};
+use crate::connect::NbdServer;
 use crate::export::{NbdOptions, NbdVolume};
-use remote::{Address, ReachWatch};
+use remote::{Address, ConnectionKeeper, ReachWatch, RemoteKind};
 use std::sync::Arc;
 use volume::{
-    BareVolume, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl,
-    parse_count, parse_duration,
+    OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, Volume, VolumeUrl, parse_count,
+    parse_duration,
 };
 
 /// URL scheme `nbd` of NBD servers that are reached by TCP.
@@ -48,26 +48,47 @@ const RECONNECT_DELAY: UrlOption = UrlOption::new(
      back [default: 300s]",
 );
 
-/// Returns the volume kinds of both schemes; each opened volume passes its watch to `opened`.
-pub fn kinds<X: 'static>(
-    opened: impl Fn(ReachWatch) + Clone + Send + Sync + 'static,
-) -> [VolumeKind<X>; 2] {
-    kinds_kept(opened, None)
-}
+/// NBD, over TCP and Unix sockets.
+#[derive(Debug)]
+pub struct Nbd;
 
-/// Returns the volume kinds of both schemes, with a keeper of connections for the next process.
-pub fn kinds_kept<X: 'static>(
-    opened: impl Fn(ReachWatch) + Clone + Send + Sync + 'static,
-    keeper: Option<Arc<dyn ConnectionKeeper>>,
-) -> [VolumeKind<X>; 2] {
-    [NBD, NBD_UNIX].map(|scheme| {
-        let (opened, keeper) = (opened.clone(), keeper.clone());
-        VolumeKind::new(scheme, move |url: &mut VolumeUrl<'_>, options| {
-            let volume = open(url, options, keeper.clone())?;
-            opened(volume.watch());
-            Ok(BareVolume::new(Arc::new(volume)))
-        })
-    })
+impl RemoteKind for Nbd {
+    fn schemes(&self) -> &'static [Scheme] {
+        &[NBD, NBD_UNIX]
+    }
+
+    fn open(
+        &self,
+        url: &mut VolumeUrl<'_>,
+        options: OpenOptions,
+        keeper: Option<Arc<dyn ConnectionKeeper>>,
+    ) -> Result<(Arc<dyn Volume>, ReachWatch), OpenError> {
+        let volume = open(url, options, keeper)?;
+        let watch = volume.watch();
+        Ok((Arc::new(volume), watch))
+    }
+
+    fn servers(&self, url: &str) -> Option<Vec<Address>> {
+        address(url).map(|address| vec![address])
+    }
+
+    /// The connections of the previous process have ended ([`remote::end_previous`]).
+    fn is_fenced(&self) -> bool {
+        true
+    }
+
+    fn foreign_url(&self, url: &str) -> Option<&'static str> {
+        const NO_TLS: &str = "NBD with TLS is not supported; connect by nbd:// or nbd+unix://, \
+                              through a TLS tunnel on this host where the network is not trusted";
+        const FORM: &str = "an NBD server's export is named nbd://HOST:PORT/EXPORT or \
+                            nbd+unix:///EXPORT?socket=PATH";
+        let (scheme, rest) = url.split_once(':')?;
+        match (scheme, rest.starts_with("//")) {
+            ("nbds" | "nbds+unix", true) => Some(NO_TLS),
+            ("nbd", false) => Some(FORM),
+            _ => None,
+        }
+    }
 }
 
 /// Parses the server in a URL.
@@ -86,9 +107,8 @@ fn server(url: &mut VolumeUrl<'_>) -> Result<NbdServer, OpenError> {
     server.map_err(|why| OpenError::Other(why.into()))
 }
 
-/// Returns the address of the server in a URL of these schemes; `None` for other URLs. For a
-/// process that must know its peers before it enters a sandbox.
-pub fn address(url: &str) -> Option<Address> {
+/// Returns the address of the server in a URL; `None` for URLs of other schemes.
+fn address(url: &str) -> Option<Address> {
     let (scheme, rest) = url.split_once("://")?;
     let (name, query) = rest.rsplit_once('?').unwrap_or((rest, ""));
     let server = match scheme {

@@ -29,9 +29,6 @@ mod kind;
 pub mod protocol;
 mod queue;
 
-pub use connect::end_previous;
-pub use connect::{
-    ConnectError, ConnectionGuard, ConnectionKeeper, NbdServer, PORT, PreviousError,
-};
+pub use connect::{ConnectError, NbdServer, PORT};
 pub use export::{NbdOptions, NbdVolume};
-pub use kind::{NBD, NBD_UNIX, address, kinds, kinds_kept};
+pub use kind::{NBD, NBD_UNIX, Nbd};

@@ -39,5 +39,5 @@ mod volume;
 pub use error::RbdError;
 pub use ffi::{LIBRARY_PATH, LibraryError, Name};
 pub use settings::{Ports, Settings};
-pub use url::{RBD, SandboxNeeds, is_image, kind, reach};
+pub use url::{RBD, Rbd};
 pub use volume::{LockMode, RbdOptions, RbdVolume};

@@ -1,15 +1,15 @@
-//! URL scheme `rbd`, and the volume kind that opens such URLs.
+//! URL scheme `rbd`, and the kind of volumes that it names.
 
 use crate::ffi::Name;
 use crate::settings::{Ports, Settings};
 use crate::volume::{LockMode, RbdOptions, RbdVolume};
-use remote::ReachWatch;
+use remote::{Address, ConnectionKeeper, ReachWatch, RemoteKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use volume::{
-    BareVolume, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl,
-    parse_duration, parse_size,
+    OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, Volume, VolumeUrl, parse_duration,
+    parse_size,
 };
 
 /// URL scheme of images in Ceph clusters.
@@ -60,13 +60,55 @@ const PORTS: UrlOption = UrlOption::new(
      [default: ms_bind_port_min to ms_bind_port_max of the configuration]",
 );
 
-/// Returns the volume kind of `rbd` URLs; each opened volume passes its watch to `opened`.
-pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> VolumeKind<X> {
-    VolumeKind::new(RBD, move |url: &mut VolumeUrl<'_>, options| {
+/// Images of Ceph clusters.
+#[derive(Debug)]
+pub struct Rbd;
+
+impl RemoteKind for Rbd {
+    fn schemes(&self) -> &'static [Scheme] {
+        &[RBD]
+    }
+
+    fn open(
+        &self,
+        url: &mut VolumeUrl<'_>,
+        options: OpenOptions,
+        _: Option<Arc<dyn ConnectionKeeper>>,
+    ) -> Result<(Arc<dyn Volume>, ReachWatch), OpenError> {
         let volume = open(url, options)?;
-        opened(volume.watch());
-        Ok(BareVolume::new(Arc::new(volume)))
-    })
+        let watch = volume.watch();
+        Ok((Arc::new(volume), watch))
+    }
+
+    /// The library finds the servers of a cluster.
+    fn servers(&self, _: &str) -> Option<Vec<Address>> {
+        Some(Vec::new())
+    }
+
+    /// The image's lock has passed from the previous process to this one, and the cluster refuses
+    /// requests of the previous owner.
+    fn is_fenced(&self) -> bool {
+        true
+    }
+
+    fn library_ports(&self, url: &str) -> Option<Vec<u16>> {
+        let query = Query(url.rsplit_once('?').map_or("", |(_, query)| query));
+        let settings = Settings {
+            conf: query.get("conf").map(PathBuf::from),
+            id: query.get("id").unwrap_or("admin").to_owned(),
+            keyring: query.get("keyring").map(PathBuf::from),
+            ports: query.get("ports").and_then(|text| text.parse().ok()),
+        };
+        // Errors are reported when the image is opened.
+        Some(settings.ports().unwrap_or_default())
+    }
+
+    fn needs_start(&self) -> Option<&'static str> {
+        Some(
+            "in the sandbox the cluster's configuration and key cannot be read: images of Ceph \
+             clusters belong into the configuration that the daemon starts with",
+        )
+    }
 }
 
 /// Parses the name of an image in a URL: `POOL/IMAGE`, `POOL/NAMESPACE/IMAGE`, either with
@@ -106,43 +148,6 @@ impl Query<'_> {
             .split('&')
             .find_map(|option| option.strip_prefix(key)?.strip_prefix('='))
     }
-}
-
-/// Files and ports that a process needs for an image, for a sandbox that permits no others.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SandboxNeeds {
-    /// Path of the cluster's configuration file, if the URL names one.
-    pub conf: Option<PathBuf>,
-    /// Path of the client's key file, if the URL names one.
-    pub keyring: Option<PathBuf>,
-    /// TCP ports of the cluster, on any host.
-    pub ports: Vec<u16>,
-}
-
-/// Returns whether the scheme of a URL is `rbd`.
-pub fn is_image(url: &str) -> bool {
-    url.split_once("://")
-        .is_some_and(|(scheme, _)| scheme == RBD.name)
-}
-
-/// Returns the files and ports that a URL of this scheme needs; `None` for other URLs. Loads the
-/// library and reads the configuration.
-pub fn reach(url: &str) -> Option<SandboxNeeds> {
-    let rest = url.strip_prefix(RBD.name)?.strip_prefix("://")?;
-    let query = Query(rest.rsplit_once('?').map_or("", |(_, query)| query));
-    let settings = Settings {
-        conf: query.get("conf").map(PathBuf::from),
-        id: query.get("id").unwrap_or("admin").to_owned(),
-        keyring: query.get("keyring").map(PathBuf::from),
-        ports: query.get("ports").and_then(|text| text.parse().ok()),
-    };
-    // Errors are reported when the image is opened.
-    let ports = settings.ports().unwrap_or_default();
-    Some(SandboxNeeds {
-        conf: settings.conf,
-        keyring: settings.keyring,
-        ports,
-    })
 }
 
 fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<RbdVolume, OpenError> {

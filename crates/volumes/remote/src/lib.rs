@@ -1,6 +1,6 @@
-//! Common parts of volumes on servers, for any protocol: addresses, connecting within a time limit,
-//! threads that reconnect, a worker's queue for any protocol ([`queue`]), and reporting of the
-//! connection state.
+//! Common parts of volumes on servers, for any protocol: its properties ([`RemoteKind`]),
+//! addresses, connecting within a time limit, threads that reconnect, the end of the previous
+//! process's connections, a worker's queue ([`queue`]), and reporting of the connection state.
 //!
 //! This crate handles sockets and threads, and reaches guest memory only through the segments of
 //! requests. It contains no protocol.
@@ -8,6 +8,8 @@
 
 mod address;
 mod connection_state;
+mod kind;
+mod previous;
 pub mod queue;
 mod reconnect;
 mod socket;
@@ -15,6 +17,8 @@ mod split_requests;
 
 pub use address::{Address, HostPort, HostPortError, decode, encode};
 pub use connection_state::{ConnectionState, ReachWatch, Reachable};
+pub use kind::{RemoteKind, volume_kinds};
+pub use previous::{ConnectionGuard, ConnectionKeeper, PreviousError, end_previous};
 pub use reconnect::{LOG_INTERVAL, pause, spawn};
 pub use socket::{Conversation, connect_tcp, connect_unix};
 

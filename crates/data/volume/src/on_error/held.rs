@@ -1,7 +1,7 @@
 //! Requests that failed and wait to be repeated: a queue that is put in front of a volume's own
 //! queue at its first failure.
 
-use super::{Completion, ErrorAction, MAX_SLEEP, OnErrorState, RETRY_FOR, Request};
+use super::{Completion, Effect, MAX_SLEEP, OnErrorState, RETRY_FOR, Request};
 use crate::traits::{NoFastPath, NoQueue};
 use crate::{FastPath, IoError, IoErrorKind, Op, QueueState, RangeCopy, VolumeQueue, Wake};
 use dma::{SegmentList, View};
@@ -81,7 +81,7 @@ impl QueuePolicy {
     /// Returns whether the policy handles a failure with this error, instead of reporting it to the
     /// guest.
     fn takes(&self, op: Op, error: IoError) -> bool {
-        !self.ending.get() && self.shared.action(op, error) != ErrorAction::Report
+        !self.ending.get() && self.shared.effect(op, error) != Effect::Report
     }
 
     /// Decides about a failed request. Returns its completion when the failure is to be reported.
@@ -132,7 +132,7 @@ impl Lists {
         let (since, failures) = known.map_or((now, 0), |one| (one.since, one.failures));
         let pause = MIN_PAUSE.saturating_mul(1 << failures.min(16));
         let again_at = now.checked_add(pause.min(MAX_PAUSE)).unwrap_or(now);
-        if shared.action(request.op, error) == ErrorAction::Stop && !self.is_stopped(shared) {
+        if shared.effect(request.op, error) == Effect::Stop && !self.is_stopped(shared) {
             shared.stopped(request.op, error);
         }
         self.waiting.push_back(HeldRequest {
@@ -167,9 +167,8 @@ impl Lists {
 
 impl HeldRequest {
     fn is_stopped(&self, shared: &OnErrorState) -> bool {
-        let action = |error| shared.action(self.request.op, error);
         self.error
-            .is_some_and(|error| action(error) == ErrorAction::Stop)
+            .is_some_and(|error| shared.effect(self.request.op, error) == Effect::Stop)
     }
 }
 
@@ -223,11 +222,11 @@ impl HeldQueue {
         if self.ending.get() {
             return HeldDecision::Fails(error);
         }
-        match self.shared.action(one.request.op, error) {
-            ErrorAction::Report | ErrorAction::EnospcStop => HeldDecision::Fails(error),
+        match self.shared.effect(one.request.op, error) {
+            Effect::Report => HeldDecision::Fails(error),
             _ if resumed => HeldDecision::Begins,
-            ErrorAction::Stop => HeldDecision::Waits,
-            ErrorAction::Retry => match now.saturating_duration_since(one.since) {
+            Effect::Stop => HeldDecision::Waits,
+            Effect::Retry => match now.saturating_duration_since(one.since) {
                 time if time >= RETRY_FOR => HeldDecision::Fails(error),
                 _ if now >= one.again_at => HeldDecision::Begins,
                 _ => HeldDecision::Waits,
@@ -292,7 +291,7 @@ impl HeldQueue {
             data,
         };
         match result {
-            Err(error) if self.shared.action(op, error) != ErrorAction::Report => {
+            Err(error) if self.shared.effect(op, error) != Effect::Report => {
                 self.shared.count(op, error);
                 self.lists.borrow_mut().take(&self.shared, request, error);
                 None

@@ -29,40 +29,53 @@ use sync::Unpoisoned;
 /// I/O time-out of a guest's driver (Linux: 30 s), which would reset the whole controller.
 pub const RETRY_FOR: Duration = Duration::from_secs(20);
 
-/// Action of the error policy for a failed request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ErrorAction {
+macro_rules! define_actions {
+    ($($(#[$doc:meta])* $action:ident,)*) => {
+        /// Action of the error policy for a failed request.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum ErrorAction {
+            $($(#[$doc])* $action,)*
+        }
+
+        impl ErrorAction {
+            /// All actions of the error policy, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$action),*];
+        }
+    };
+}
+
+define_actions! {
     /// Report the error to the guest.
     #[default]
-    Report = 0,
+    Report,
     /// Repeat the request with growing pauses for [`RETRY_FOR`], then report the error.
-    Retry = 1,
+    Retry,
     /// Hold the request and all later ones until the operator resumes the volume.
-    Stop = 2,
+    Stop,
     /// Acts like `Stop` when there is no space left, otherwise like `Report`. For requests that
     /// change the volume.
-    EnospcStop = 3,
+    EnospcStop,
 }
 
 impl ErrorAction {
-    /// All actions of the error policy.
-    pub const ALL: [Self; 4] = [Self::Report, Self::Retry, Self::Stop, Self::EnospcStop];
-
-    /// Returns the name of the action in URLs and configuration files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Report => "report",
-            Self::Retry => "retry",
-            Self::Stop => "stop",
-            Self::EnospcStop => "enospc-stop",
-        }
-    }
-
     fn of(number: u8) -> Self {
-        let found = Self::ALL.into_iter().find(|one| *one as u8 == number);
-        found.unwrap_or_default()
+        Self::ALL
+            .get(usize::from(number))
+            .copied()
+            .unwrap_or_default()
     }
+}
+
+/// Effect of the policy on one failed request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    /// The guest gets the error.
+    Report,
+    /// The request is repeated for [`RETRY_FOR`].
+    Retry,
+    /// The request waits until the operator resumes the volume.
+    Stop,
 }
 
 /// Error policy of a volume: the actions for failed requests.
@@ -138,10 +151,10 @@ fn is_of_storage(kind: IoErrorKind) -> bool {
 }
 
 impl OnErrorState {
-    /// Returns the action of the policy for a request that failed with this error.
-    fn action(&self, op: Op, error: IoError) -> ErrorAction {
+    /// Returns the effect of the policy on a request that failed with this error.
+    fn effect(&self, op: Op, error: IoError) -> Effect {
         if !is_of_storage(error.kind) || op == Op::Flush {
-            return ErrorAction::Report;
+            return Effect::Report;
         }
         let number = if op.changes() {
             &self.write
@@ -150,11 +163,13 @@ impl OnErrorState {
         };
         // Relaxed: it stands for itself.
         match ErrorAction::of(number.load(Ordering::Relaxed)) {
+            ErrorAction::Report => Effect::Report,
+            ErrorAction::Retry => Effect::Retry,
+            ErrorAction::Stop => Effect::Stop,
             ErrorAction::EnospcStop if op.changes() && error.kind == IoErrorKind::NoSpace => {
-                ErrorAction::Stop
+                Effect::Stop
             }
-            ErrorAction::EnospcStop => ErrorAction::Report,
-            action => action,
+            ErrorAction::EnospcStop => Effect::Report,
         }
     }
 

@@ -275,7 +275,7 @@ fn enospc_stop_waits_for_space_only() {
 
 #[test]
 fn durability_errors_are_reported_under_every_policy() {
-    for write in ErrorAction::ALL {
+    for &write in ErrorAction::ALL {
         for way in WAYS {
             let mut client = Client::new(on_write(write));
             client.fail(1, way(EIO));

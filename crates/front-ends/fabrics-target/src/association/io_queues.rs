@@ -12,7 +12,7 @@ impl Association {
             || early.any(|connected| connected.connect.qid == qid);
         let refuse = |why: Status, dw0| {
             connected.refuse(why, dw0);
-            self.target.stats().count_refusal();
+            self.target.stats().refused.count();
         };
         let is_open = self.life == AssociationState::Open && self.admin.proof.is_given();
         if !is_open || !self.controller.is_ready() || self.flushing {
@@ -75,7 +75,7 @@ impl Association {
         match (step, queue.phase, status.is_success()) {
             (QueueStep::CreateSq, Phase::Making { cid }, true) => {
                 queue.phase = Phase::Open;
-                self.target.stats().count_connection();
+                self.target.stats().connections.count();
                 let answer = fabrics::Connected::new()
                     .with_cntlid(self.cntlid)
                     .with_atr(!queue.proof.is_given());

@@ -72,7 +72,7 @@ fn host_and_controller_authenticate_on_each_queue() {
         drop(volume);
         served.wait_for_hosts(0);
     }
-    assert_eq!(served.target.stats().refused(), 0);
+    assert_eq!(served.target.stats().refused.get(), 0);
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn reply_of_other_association_is_rejected() {
     assert_eq!(other.ask().1[..2], [0, 0xf1]);
     assert_eq!(one.say(&reply), Status::SUCCESS);
     assert_eq!(one.ask().1[..2], [1, 3]);
-    assert_eq!(served.target.stats().refused(), 1);
+    assert_eq!(served.target.stats().refused.get(), 1);
 }
 
 #[test]

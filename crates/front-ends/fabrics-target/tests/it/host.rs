@@ -418,7 +418,7 @@ fn invalid_connect_is_refused() {
     drop(client);
     served.wait_for_hosts(0);
     drop(Client::new(served.address, Host::default()));
-    assert!(served.target.stats().refused() >= 12);
+    assert!(served.target.stats().refused.get() >= 12);
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn initiator_follows_ana_state_between_targets() {
     let served = [0, 1].map(|_| Served::new(Setup::new(below.clone())));
     let volume = open(&[&served[0], &served[1]], options());
     let mut worker = Worker::new(&volume);
-    let reads = |target: &Served| target.target.stats().connections();
+    let reads = |target: &Served| target.target.stats().connections.get();
     let watch = volume.watch();
     let began = Instant::now();
     while !watch.look().unwrap().connected {

@@ -261,7 +261,7 @@ impl dyn Disk + '_ {
             files.extend(paths_of_volume(url));
             files.extend(path_option(url, "backing").map(Path::to_owned));
         }
-        let beside = self.namespace_tables().iter();
+        let beside = self.namespaces().iter();
         let beside = beside.flat_map(NamespaceSpec::kept_files);
         files.extend(beside.chain(self.own_files()).map(|(_, path)| path));
         files
@@ -534,6 +534,28 @@ mod tests {
         ] {
             let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
             assert_eq!(paths_of_volume(url), paths, "{url}");
+        }
+    }
+
+    #[test]
+    fn journal_of_atomic_writes_is_file_of_every_kind() {
+        let namespace = "[[{kind}.namespace]]\n";
+        for (kind, place) in [
+            ("controller", "socket = \"s\"\n{tables}"),
+            ("vhost-user-blk", "socket = \"s\"\n"),
+            ("nvme-tcp", "listen = \"127.0.0.1:4420\"\n{tables}"),
+            ("ublk", ""),
+        ] {
+            let place = place.replace("{tables}", &namespace.replace("{kind}", kind));
+            for (query, journal) in [
+                ("atomic=16K", "/d/a.raw.atomic"),
+                ("atomic=16K&atomic-journal=/j/a", "/j/a"),
+            ] {
+                let text = format!("[[{kind}]]\n{place}volume = \"/d/a.raw?{query}\"\n");
+                let disks = DiskSpec::all(&toml::from_str(&text).unwrap());
+                let files = disks.first().unwrap().files();
+                assert!(files.contains(&journal.into()), "{kind}: {files:?}");
+            }
         }
     }
 

@@ -28,6 +28,14 @@ impl ErrorAction {
             Self::EnospcStop => "enospc-stop",
         }
     }
+
+    /// Returns whether the action can be chosen for failed reads.
+    pub const fn is_for_reads(self) -> bool {
+        match self {
+            Self::Report | Self::Retry | Self::Stop => true,
+            Self::EnospcStop => false,
+        }
+    }
 }
 
 /// Error policy of a volume, with counters of its failed requests.
@@ -126,10 +134,13 @@ impl ErrorChange {
         if self.nsid.is_some() && self.disk.is_none() {
             return Err("a namespace ID needs the name of its disk".into());
         }
-        if self.on_read_error == Some(ErrorAction::EnospcStop) {
-            return Err(
-                "enospc-stop is for writes only: on-read-error is report, retry or stop".into(),
-            );
+        if let Some(action) = self.on_read_error
+            && !action.is_for_reads()
+        {
+            let action = action.name();
+            return Err(format!(
+                "{action} is for writes only: on-read-error is report, retry or stop"
+            ));
         }
         if self.is_question() || self.all || self.names_one() {
             return Ok(());

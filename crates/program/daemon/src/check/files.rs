@@ -8,13 +8,13 @@
 use crate::front::kind::front_end;
 use crate::open::devices::DeviceRegistry;
 use crate::open::subsystems::memory_owner;
-use crate::open::{DeviceNamespace, kinds, servers};
+use crate::open::{DeviceNamespace, kinds};
 use anyhow::{Result, anyhow};
 use config::access::SocketAccess;
 use config::disk::DiskSpec;
 use config::origin::Origin;
 use config::spec::{NamespaceSpec, Specs};
-use config::volumes::is_within;
+use config::volumes::Kind;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -66,16 +66,15 @@ impl FileCheck {
             let group = access.group.map_or(Ok(()), |group| group.group().map(drop));
             self.note(origin.place("socket-group", group));
         }
-        let tables = disk.has_namespace_tables();
         for (nsid, namespace) in disk.numbered() {
             let shared = disk.is_in_subsystem();
             if shared && !self.shared.insert((memory_owner(&**disk), nsid)) {
                 continue;
             }
-            if tables {
-                self.namespace(namespace);
+            if disk.has_namespace_tables() {
+                self.namespace(namespace, &namespace.origin);
             } else {
-                self.volume(namespace, origin);
+                self.namespace(namespace, origin);
             }
         }
         self.note(front_end(disk).check_files());
@@ -83,8 +82,7 @@ impl FileCheck {
         self.note(origin.place("pool", pool));
     }
 
-    fn namespace(&mut self, spec: &NamespaceSpec) {
-        let origin = &spec.origin;
+    fn namespace(&mut self, spec: &NamespaceSpec, origin: &Origin) {
         for (key, path) in spec.kept_files() {
             self.note(origin.place(key, folder_exists(&path)));
         }
@@ -93,10 +91,13 @@ impl FileCheck {
 
     fn volume(&mut self, spec: &NamespaceSpec, origin: &Origin) {
         let url = &*spec.volume;
-        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-        let elsewhere = [driver::NVME.name, driver::VFIO_USER.name].contains(&scheme);
-        let is_remote = rbd::is_image(url) || !servers(url).is_empty();
-        if elsewhere || is_within(url) || is_remote {
+        let is_elsewhere = match Kind::of(url) {
+            Some(Kind::Device(_) | Kind::Within(_)) => true,
+            // A URL that cannot be parsed is refused before anything is connected.
+            Some(Kind::Remote(kind)) => kind.servers(url).is_some(),
+            Some(Kind::Image(_)) | None => false,
+        };
+        if is_elsewhere {
             return;
         }
         let options = OpenOptions {
@@ -137,4 +138,35 @@ fn folder_exists(path: &Path) -> Result<()> {
     Err(anyhow!(
         "{path}: the folder {folder} does not exist; make it with: mkdir -p {folder}"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_folder_of_journal_is_found_for_every_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.raw");
+        std::fs::write(&image, [0; 4096]).unwrap();
+        let journal = dir.path().join("missing/journal");
+        let url = format!(
+            "{}?atomic=16K&atomic-journal={}",
+            image.display(),
+            journal.display()
+        );
+        for disk in [
+            format!("[[controller]]\nsocket = \"s\"\n[[controller.namespace]]\nvolume = \"{url}\""),
+            format!("[[vhost-user-blk]]\nsocket = \"s\"\nvolume = \"{url}\""),
+            format!(
+                "[[nvme-tcp]]\nlisten = \"127.0.0.1:4420\"\n[[nvme-tcp.namespace]]\nvolume = \"{url}\""
+            ),
+            format!("[[ublk]]\nvolume = \"{url}\""),
+        ] {
+            let found = check_files(&toml::from_str(&disk).unwrap());
+            let errors: Vec<_> = found.errors.iter().map(|one| format!("{one:#}")).collect();
+            let journals = errors.iter().filter(|one| one.contains("mkdir -p"));
+            assert_eq!(journals.count(), 1, "{disk}: {errors:?}");
+        }
+    }
 }

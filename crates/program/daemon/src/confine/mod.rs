@@ -13,12 +13,13 @@ use crate::confine::path_check::PathAnswers;
 use crate::front::kind::front_end;
 use crate::keep::KeeperSession;
 use crate::manage::{allows_ublk, places, servers};
-use crate::open::{self, journals};
+use crate::open::journals;
 use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result};
 use config::choices::SandboxMode;
 use config::disk::DiskSpec;
 use config::spec::Specs;
+use config::volumes;
 use remote::Address;
 use sandbox::{Connect, Needs, Sandbox};
 use std::path::{Path, PathBuf};
@@ -290,17 +291,15 @@ fn connection(server: Address) -> Connect {
     }
 }
 
-/// Returns the servers to connect to, each once: those of volumes, and those that may be added
-/// later.
-fn connections(volumes: &[&str], options: &ServeOptions) -> Vec<Connect> {
+/// Returns the servers to connect to, each once: those of volumes, those that may be added later,
+/// and any server at the ports to which libraries connect.
+fn connections(volumes: &[&str], ports: &[u16], options: &ServeOptions) -> Vec<Connect> {
     let later = options.daemon.as_ref().map(|_| servers(options));
-    let of_volumes = volumes.iter().flat_map(|url| open::servers(url));
+    let of_volumes = volumes.iter().flat_map(|url| volumes::servers(url));
+    let ports = ports.iter().copied().map(Connect::Tcp);
     let mut connect = Vec::new();
-    // The library of RBD connects to any of the cluster's daemons.
-    let clusters = volumes.iter().filter_map(|url| rbd::reach(url));
-    let clusters = clusters.flat_map(|cluster| cluster.ports.into_iter().map(Connect::Tcp));
     let of_volumes = of_volumes.chain(later.unwrap_or_default());
-    for to in of_volumes.map(connection).chain(clusters) {
+    for to in of_volumes.map(connection).chain(ports) {
         if !connect.contains(&to) {
             connect.push(to);
         }
@@ -314,6 +313,9 @@ fn needs(specs: &Specs, options: &ServeOptions, keeper: &KeeperSession) -> Needs
         let scheme = url.split_once("://");
         scheme.is_some_and(|(scheme, _)| scheme == driver::NVME.name)
     });
+    let libraries = volumes.iter();
+    let libraries = libraries.filter_map(|url| volumes::remote(url)?.library_ports(url));
+    let libraries: Vec<Vec<u16>> = libraries.collect();
     let sockets = specs.iter().filter_map(|disk| disk.socket());
     let sockets = sockets.chain(options.control.as_deref());
     let mut remove_in: Vec<PathBuf> = sockets
@@ -330,8 +332,8 @@ fn needs(specs: &Specs, options: &ServeOptions, keeper: &KeeperSession) -> Needs
         files_in: pools.collect(),
         // State of a worker's thread, for the watchdog's messages. Each thread opens its own files.
         read_in: vec![THREADS.into()],
-        connect: connections(&volumes, options),
-        library: volumes.iter().any(|url| rbd::is_image(url)),
+        connect: connections(&volumes, &libraries.concat(), options),
+        library: !libraries.is_empty(),
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
         // Systemd gets an open file of each memory.

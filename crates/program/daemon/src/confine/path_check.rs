@@ -12,11 +12,11 @@
 use crate::confine::receiver::Role;
 use crate::manage::places;
 use crate::open::devices::DeviceRegistry;
-use crate::open::{kinds, servers};
+use crate::open::kinds;
 use crate::serve::options::ServeOptions;
 use anyhow::Result;
 use config::choices::SandboxMode;
-use config::disk::DiskSpec;
+use config::disk::{DiskSpec, paths_of_volume};
 use config::volumes::is_within;
 use receive::Spawner;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -111,10 +111,7 @@ struct Item {
 
 impl Item {
     fn of(disk: &DiskSpec) -> Self {
-        let is_local = |url: &&str| {
-            let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-            ["", "file", "qcow2"].contains(&scheme) && !is_within(url) && servers(url).is_empty()
-        };
+        let is_local = |url: &&str| !paths_of_volume(url).is_empty() && !is_within(url);
         let volumes = disk.volumes().into_iter().filter(is_local);
         // A path that is no UTF-8 does not come from a configuration. Its volume is not checked.
         let mut paths: Vec<PathBuf> = disk.files().iter().map(|path| absolute(path)).collect();

@@ -328,6 +328,7 @@ impl Counters for CountedController {
             migrations: self.stats.migrations.get(),
             namespaces: namespaces.into_values().collect(),
             queues: queues.filter(used).collect(),
+            ..metrics::Disk::default()
         }
     }
 

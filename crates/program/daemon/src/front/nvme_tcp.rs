@@ -9,8 +9,9 @@ use crate::open::prepare::{ListenContext, Prepared, event, listen_at};
 use crate::open::{Opener, host_keys};
 use crate::record::{self, Guest, Shown};
 use crate::registry::Registry;
-use crate::registry::counters::CountedDisk;
+use crate::registry::counters::{CountedDisk, Counters};
 use crate::registry::guarded_list::ListEntry;
+use crate::registry::snapshot::SnapshotBuilder;
 use crate::serve::peers::{Assignment, Peers};
 use crate::serve::worker_context::{WorkerContext, namespace_config};
 use anyhow::{Context as _, Result};
@@ -19,17 +20,17 @@ use config::disk::{Disk, NvmeTcpSpec};
 use config::identity;
 use config::spec::MAX_WORKERS;
 use control::EventSender;
-use control::api::EventKind;
+use control::api::{DiskKind, EventKind, Stats};
 use controller::ControllerStats;
 use fabrics_target::{
     Association, AssociationError, HostKey, NewAssociation, Target, TargetConfig, TargetLimits,
-    TargetListener,
+    TargetListener, TargetStats,
 };
 use probes::LogLimit;
 use std::net::TcpListener;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use worker::{AcceptStats, Context};
 
@@ -191,6 +192,7 @@ impl ListeningDisk for OpenTarget {
         let config = origin.place("", config)?;
         let serial = config.controller.serial.clone();
         let target = Target::new(config);
+        let counted = address.clone();
         let added = worker.add(|context| {
             let launch = Box::new(move |new| hosts.launch(new));
             let connects = worker_context.options.clients.connects;
@@ -198,7 +200,15 @@ impl ListeningDisk for OpenTarget {
             let target_listener =
                 TargetListener::new(target, listener, connects, Some(resized), launch, context);
             let target_listener = origin.place("", target_listener.context("listening"))?;
-            let front = NvmeTcpListener::new(target_listener, seat.assignment);
+            let counters = CountedTarget {
+                target: target_listener.target().clone(),
+                accepts: target_listener.accepts(),
+            };
+            let front = NvmeTcpListener {
+                target_listener,
+                _assignment: seat.assignment,
+                _entry: worker_context.registry.enter(&counted, counters),
+            };
             Ok::<_, anyhow::Error>(Front::NvmeTcpListener(Box::new(front)))
         })?;
         AddedFrontend::new(worker, added, &address, serial)
@@ -247,20 +257,54 @@ fn target_config(
     })
 }
 
+/// Counters of a subsystem over all its hosts. The controller of each host is a disk of its own.
+struct CountedTarget {
+    target: Arc<Target>,
+    accepts: Arc<AcceptStats>,
+}
+
+const _: () = assert!(
+    metrics::NVME_TCP.has_all(TargetStats::NAMES),
+    "each counter of TargetStats needs its row in crates/program/metrics/src/catalog.rs"
+);
+
+impl Counters for CountedTarget {
+    fn kind(&self) -> DiskKind {
+        DiskKind::NvmeTcp
+    }
+
+    fn metrics(
+        &self,
+        address: &Path,
+        _registry: &Registry,
+        numbers: &mut SnapshotBuilder<'_>,
+    ) -> metrics::Disk {
+        let counters = self.target.stats().values();
+        metrics::Disk {
+            name: numbers.name(address),
+            kind: self.kind().to_string(),
+            address: address.display().to_string(),
+            connected: !self.target.hosts().is_empty(),
+            connections: self.accepts.accepted(),
+            counters: counters
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+            ..metrics::Disk::default()
+        }
+    }
+
+    /// The management API shows the counters in the snapshot of metrics.
+    fn add_to(&self, _: &mut Stats, _: &Path, _: &Registry) {}
+}
+
 /// Front-end of the listening socket of an NVMe/TCP subsystem.
 pub struct NvmeTcpListener {
     target_listener: TargetListener,
     _assignment: Assignment,
+    _entry: ListEntry<CountedDisk>,
 }
 
 impl NvmeTcpListener {
-    pub fn new(target_listener: TargetListener, assignment: Assignment) -> Self {
-        Self {
-            target_listener,
-            _assignment: assignment,
-        }
-    }
-
     /// Returns whether any host is connected to the subsystem.
     pub fn has_client(&self) -> bool {
         !self.target_listener.target().hosts().is_empty()

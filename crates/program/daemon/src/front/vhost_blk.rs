@@ -17,7 +17,7 @@ use crate::serve::worker_context::WorkerContext;
 use anyhow::{Context as _, Result};
 use config::choices::Spread;
 use config::disk::VhostBlkSpec;
-use config::volumes::is_within;
+use config::volumes::{self, is_within};
 use control::api::{DiskKind, Stats, VhostBlkCounters, VhostBlkQueueCounters};
 use driver::NvmeVolume;
 use metrics::{Namespace, Queue};
@@ -124,7 +124,8 @@ impl ReadyDisk for ReadyExport {
         let kept = left.as_ref().and_then(LeftSocket::listener);
         let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
         let kept = KeptSocket::new(keeper, &listener, left);
-        if keeper.is_kept() && fabrics::portals(&spec.namespace.volume).is_some() {
+        let remote = volumes::remote(&spec.namespace.volume);
+        if keeper.is_kept() && remote.is_some_and(|kind| !kind.is_fenced()) {
             let volume = spec.namespace.volume.to_string();
             tracing::warn!(
                 volume,

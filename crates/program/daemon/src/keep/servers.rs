@@ -1,10 +1,10 @@
-//! Connections to NBD servers: they are the fence between a process and the one before
-//! (`nbd::end_previous`), and so are kept until they are over.
+//! Connections to servers of network volumes: they are the fence between a process and the one
+//! before (`remote::end_previous`), and so are kept until they are over.
 
 use super::disk::settled;
 use super::session::KeeperSession;
 use config::identity;
-use nbd::{ConnectionGuard as KeptConnection, ConnectionKeeper, PreviousError, end_previous};
+use remote::{ConnectionGuard, ConnectionKeeper, PreviousError, end_previous};
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -69,7 +69,7 @@ impl ConnectionKeeper for KeptServers {
         Ok(())
     }
 
-    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<KeptConnection> {
+    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<ConnectionGuard> {
         let (process, number) = (
             std::process::id(),
             self.last.fetch_add(1, Ordering::Relaxed),

@@ -5,11 +5,11 @@
 use crate::confine::inherited::Inherited;
 use crate::confine::path_check::PathAnswers;
 use crate::confine::socket_maker::Grants;
-use crate::open;
 use crate::serve::options::ServeOptions;
 use config::access::SocketAccess;
 use config::choices::SandboxMode;
 use config::disk::{DiskSpec, path_option, paths_of_volume};
+use config::volumes::{self, Kind};
 use control::Error;
 use remote::{Address, HostPort};
 use std::net::IpAddr;
@@ -46,15 +46,14 @@ pub fn places(options: &ServeOptions) -> Vec<PathBuf> {
     places
 }
 
-/// The servers of the list: of NBD, by the URL of any of their exports; of NVMe over TCP, by their
-/// portals.
+/// The servers of the list, by the URL of any of their volumes.
 pub fn servers(options: &ServeOptions) -> Vec<Address> {
     let listed = options.allow.iter();
     listed.flat_map(|entry| of_entry(entry)).collect()
 }
 
 fn of_entry(entry: &Path) -> Vec<Address> {
-    entry.to_str().map(open::servers).unwrap_or_default()
+    entry.to_str().map(volumes::servers).unwrap_or_default()
 }
 
 /// Returns whether the option `allow` names `ublk`: inside the sandbox, block devices of the host
@@ -176,25 +175,29 @@ impl Allow {
     /// # Errors
     /// As [`Allow::check`].
     pub fn check_volume(&self, url: &str) -> Result<(), Error> {
-        if matches!(scheme(url), "nvme" | "vfio-user") || url.starts_with("controller+") {
+        let kind = Kind::of(url);
+        if matches!(kind, Some(Kind::Device(_) | Kind::Within(_))) {
             return Err(Error::unsupported(format!(
                 "{url}: volumes on devices belong into the configuration that the daemon starts \
                  with: they cannot be added while it runs"
             )));
         }
-        if scheme(url) == rbd::RBD.name && self.places.is_some() {
-            return Err(Error::unsupported(format!(
-                "{url}: in the sandbox the cluster's configuration and key cannot be read: images \
-                 of Ceph clusters belong into the configuration that the daemon starts with"
-            )));
+        if let Some(Kind::Remote(kind)) = kind
+            && let Some(why) = kind.needs_start()
+            && self.places.is_some()
+        {
+            return Err(Error::unsupported(format!("{url}: {why}")));
         }
-        let servers = open::servers(url);
+        let servers = volumes::servers(url);
         if !servers.is_empty() {
             let mut servers = servers.into_iter();
             return servers.try_for_each(|address| self.check_server(url, address));
         }
         let mut paths = paths_of_volume(url).into_iter();
         paths.try_for_each(|path| self.check_path(&path))?;
+        if let Some(journal) = volume::journal_of_url(url) {
+            self.check_path(&journal)?;
+        }
         // Where the files behind an image are.
         path_option(url, "backing").map_or(Ok(()), |path| self.check_path(path))
     }
@@ -215,14 +218,10 @@ impl Allow {
         if self.servers.contains(&address) {
             return Ok(());
         }
+        let (scheme, _) = url.split_once("://").unwrap_or_default();
         let server = match address {
-            Address::Tcp { host, port } if scheme(url) == fabrics::NVME_TCP.name => {
-                format!("nvme+tcp://{}", HostPort { host, port })
-            }
-            address => {
-                let export = String::new();
-                nbd::NbdServer { address, export }.to_string()
-            }
+            Address::Tcp { host, port } => format!("{scheme}://{}/", HostPort { host, port }),
+            Address::Unix(path) => format!("{scheme}:///?socket={}", path.display()),
         };
         Err(Error::invalid(format!(
             "{url}: the sandbox keeps this process from connecting to its server: write allow = \
@@ -255,10 +254,6 @@ impl Allow {
             path.display()
         )))
     }
-}
-
-fn scheme(url: &str) -> &str {
-    url.split_once("://").map_or("", |(scheme, _)| scheme)
 }
 
 /// Resolves the links of a path: of the file itself, or of the folder in which it is to be made.

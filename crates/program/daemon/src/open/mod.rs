@@ -27,15 +27,14 @@ use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result, bail, ensure};
 use config::choices::{PathChoice, SandboxMode};
 use config::spec::{ControllerSpec, NamespaceSpec};
-use config::volumes::{CONTROLLER, is_within};
+use config::volumes::{self, CONTROLLER, KINDS, Kind, is_within};
 use control::EventSender;
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{ControllerAddress, Device, DeviceTarget, NvmeVolume, Options, QueueOptions};
 use in_process::{self, Host};
 use mediate::Slice;
 use namespace_files::{BlockSizes, NamespaceFiles};
-use nbd::ConnectionKeeper;
-use remote::Address;
+use remote::{ConnectionKeeper, volume_kinds};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -74,25 +73,28 @@ fn all_kinds(
 ) -> Registry<DeviceNamespace> {
     let servers = registry.clone();
     let kept = kept.map(|kept| Arc::new(kept) as Arc<dyn ConnectionKeeper>);
-    let [tcp, unix] = nbd::kinds_kept(move |server| servers.enter_server(server), kept);
-    let servers = registry.clone();
-    let subsystems = fabrics::kind(move |subsystem| servers.enter_server(subsystem));
-    let servers = registry.clone();
-    let images = rbd::kind(move |cluster| servers.enter_server(cluster));
     let devices = Arc::new(Devices {
         registry,
         sandbox,
         open: Mutex::default(),
     });
-    Registry::new()
-        .with(tcp)
-        .with(unix)
-        .with_format(qcow2::kind())
-        .with(subsystems)
-        .with(images)
-        .with(device_kind(driver::NVME, devices.clone()))
-        .with(device_kind(driver::VFIO_USER, devices))
-        .with(controller_kind(within))
+    KINDS
+        .iter()
+        .fold(Registry::new(), |registry, kind| match kind {
+            Kind::Remote(kind) => {
+                let servers = servers.clone();
+                let entered = move |server| servers.enter_server(server);
+                volume_kinds(*kind, entered, kept.clone()).fold(registry, Registry::with)
+            }
+            Kind::Image(_) => registry.with_format(qcow2::kind()),
+            Kind::Device(schemes) => {
+                let kinds = schemes
+                    .iter()
+                    .map(|scheme| device_kind(*scheme, devices.clone()));
+                kinds.fold(registry, Registry::with)
+            }
+            Kind::Within(_) => registry.with(controller_kind(within.clone())),
+        })
 }
 
 /// Returns the kind of volume that consists of a namespace of an NVMe device.
@@ -156,8 +158,7 @@ impl Opener {
     ) -> Self {
         let within = Arc::default();
         let devices = registry.devices.clone();
-        // The files with this host's identity.
-        fabrics::local_identity();
+        volumes::remotes().for_each(|kind| kind.prepare());
         Self {
             keeper: registry.keeper.clone(),
             idle: IdleSockets::default(),
@@ -219,7 +220,10 @@ impl Opener {
     pub fn open(&self, spec: &NamespaceSpec, disk: &str, nsid: u32) -> Result<OpenedVolume> {
         let url = &*spec.volume;
         let place = keep::memory_place(&self.keeper, disk, nsid);
-        if let Some(why) = no_nbd(url) {
+        // A file may have such a name.
+        if let Some(why) = volumes::remotes().find_map(|kind| kind.foreign_url(url))
+            && !Path::new(url).exists()
+        {
             bail!("{url}: {why}");
         }
         let known = self.records.known(disk, nsid, spec);
@@ -332,28 +336,6 @@ fn device_name(place: &ControllerAddress) -> String {
         ControllerAddress::Pci(bdf) => format!("nvme://{bdf}"),
         ControllerAddress::Socket(path) => format!("vfio-user://{}", path.display()),
     }
-}
-
-/// Returns the error for a URL of an NBD server that other programs support, and this one does not.
-fn no_nbd(url: &str) -> Option<&'static str> {
-    const NO_TLS: &str = "NBD with TLS is not supported; connect by nbd:// or nbd+unix://, through \
-                          a TLS tunnel on this host where the network is not trusted";
-    const FORM: &str = "an NBD server's export is named nbd://HOST:PORT/EXPORT or \
-                        nbd+unix:///EXPORT?socket=PATH";
-    let (scheme, rest) = url.split_once(':')?;
-    match scheme {
-        "nbds" | "nbds+unix" if rest.starts_with("//") => Some(NO_TLS),
-        // A file may have such a name.
-        "nbd" if !rest.starts_with("//") && !Path::new(url).exists() => Some(FORM),
-        _ => None,
-    }
-}
-
-/// The servers that a volume's URL names: for a process that has to know to whom it will connect.
-pub fn servers(url: &str) -> Vec<Address> {
-    let subsystem = fabrics::portals(url).unwrap_or_default();
-    let subsystem = subsystem.into_iter().map(Address::from);
-    nbd::address(url).into_iter().chain(subsystem).collect()
 }
 
 /// Volumes below those that their workers open, by name. The main thread, which may open files,

@@ -20,7 +20,7 @@ use config::access::SocketAccess;
 use config::disk::DiskSpec;
 use config::origin::Origin;
 use config::spec::{NamespaceSpec, Specs};
-use config::volumes::is_within;
+use config::volumes::{self, is_within};
 use receive::Receiver;
 use rustix::event::{EventfdFlags, eventfd};
 use std::net::{SocketAddr, TcpListener};
@@ -92,9 +92,9 @@ impl Prepared {
     /// Returns whether requests that the previous process has sent to the volume have ended when
     /// this process has opened it.
     pub fn outlives_its_process(&self) -> bool {
-        let is_remote = fabrics::portals(&self.spec.volume).is_some();
+        let is_fenced = volumes::remote(&self.spec.volume).is_none_or(|kind| kind.is_fenced());
         let opened = self.opened.as_ref();
-        opened.is_some_and(|opened| opened.device.is_none() && !is_remote)
+        opened.is_some_and(|opened| opened.device.is_none() && is_fenced)
     }
 
     /// Opens the volume on the thread that serves it, or returns the open one. `resized` will be

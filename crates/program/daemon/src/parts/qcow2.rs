@@ -1,15 +1,8 @@
 //! Stands in for the crate `qcow2`.
 
 use super::missing;
-use volume::{OpenError, READ_ONLY, Scheme, VolumeKind, VolumeUrl};
-
-const QCOW2: Scheme = Scheme {
-    name: "qcow2",
-    form: "PATH",
-    example: "qcow2:///disks/vm0.qcow2",
-    help: "a qcow2 image: not in this program (cargo feature \"qcow2\")",
-    options: &[READ_ONLY],
-};
+use config::volumes::QCOW2;
+use volume::{OpenError, VolumeKind, VolumeUrl};
 
 /// Version of the journal of an image, as of builds with the crate.
 pub const JOURNAL_VERSION: u32 = 1;

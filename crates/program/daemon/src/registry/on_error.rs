@@ -2,31 +2,13 @@
 
 use crate::manage::{DiskVolumes, VolumeRef};
 use crate::registry::descriptions::DiskDescriptions;
+use config::error_policy::{OnReadError, OnWriteError, shown};
 use control::Error;
-use control::api::{self, ErrorChange, Trouble, TroubleState, VolumeErrors};
+use control::api::{ErrorChange, Trouble, TroubleState, VolumeErrors};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use sync::Unpoisoned;
-use volume::{ErrorAction, OnError, OnErrorHandle, OnErrorStatus, Volume};
-
-/// Converts an action to that of the API.
-pub fn shown(action: ErrorAction) -> api::ErrorAction {
-    match action {
-        ErrorAction::Report => api::ErrorAction::Report,
-        ErrorAction::Retry => api::ErrorAction::Retry,
-        ErrorAction::Stop => api::ErrorAction::Stop,
-        ErrorAction::EnospcStop => api::ErrorAction::EnospcStop,
-    }
-}
-
-fn wanted(action: api::ErrorAction) -> ErrorAction {
-    match action {
-        api::ErrorAction::Report => ErrorAction::Report,
-        api::ErrorAction::Retry => ErrorAction::Retry,
-        api::ErrorAction::Stop => ErrorAction::Stop,
-        api::ErrorAction::EnospcStop => ErrorAction::EnospcStop,
-    }
-}
+use volume::{OnError, OnErrorHandle, OnErrorStatus, Volume};
 
 /// Time for which a disk counts as failing after the last error that its guest has got.
 const FAILING_TIME: Duration = Duration::from_secs(60);
@@ -131,8 +113,12 @@ impl Entry {
 pub fn apply(change: &ErrorChange, handle: &OnErrorHandle) {
     let now = handle.get();
     handle.set(OnError {
-        read: change.on_read_error.map_or(now.read, wanted),
-        write: change.on_write_error.map_or(now.write, wanted),
+        read: change
+            .on_read_error
+            .map_or(now.read, |action| OnReadError::from(action).into()),
+        write: change
+            .on_write_error
+            .map_or(now.write, |action| OnWriteError::from(action).into()),
     });
 }
 
@@ -216,7 +202,7 @@ impl OnErrorRegistry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use control::ErrorKind;
+    use control::{ErrorKind, api};
     use volume::{MemVolume, OnErrorVolume};
 
     fn open(registry: &OnErrorRegistry, name: &str) -> Arc<dyn Volume> {

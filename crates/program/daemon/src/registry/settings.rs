@@ -4,7 +4,7 @@
 use config::error_policy::{OnReadError, OnWriteError};
 use config::options::Url;
 use config::spec::NamespaceSpec;
-use control::api::{ErrorAction, ErrorChange, LimitChange};
+use control::api::{ErrorChange, LimitChange};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -77,21 +77,10 @@ impl Setting {
             on_write_error,
             ..
         } = self.on_error;
-        if let Some(action) = on_read_error {
-            namespace.on_read_error = Some(match action {
-                ErrorAction::Retry => OnReadError::Retry,
-                ErrorAction::Stop => OnReadError::Stop,
-                ErrorAction::Report | ErrorAction::EnospcStop => OnReadError::Report,
-            });
-        }
-        if let Some(action) = on_write_error {
-            namespace.on_write_error = Some(match action {
-                ErrorAction::Report => OnWriteError::Report,
-                ErrorAction::Retry => OnWriteError::Retry,
-                ErrorAction::Stop => OnWriteError::Stop,
-                ErrorAction::EnospcStop => OnWriteError::EnospcStop,
-            });
-        }
+        let read = on_read_error.map(OnReadError::from);
+        namespace.on_read_error = read.or(namespace.on_read_error);
+        let write = on_write_error.map(OnWriteError::from);
+        namespace.on_write_error = write.or(namespace.on_write_error);
         if let Some(url) = with_limits(&namespace.volume, &self.limits) {
             namespace.volume = Url(url);
         }
@@ -246,6 +235,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use control::api::ErrorAction;
 
     fn change() -> LimitChange {
         LimitChange {

@@ -1,7 +1,18 @@
 use super::*;
-use crate::{Device, Limits, METRICS, OnError, Operations, Process, Type};
+use crate::{Device, KIND_COUNTERS, Limits, OnError, Operations, Process, Type, metrics};
 use probes::IoRecord;
 use std::collections::BTreeMap;
+
+/// Returns a disk of a kind with counters of its own, each of which is 9.
+fn full_of_kind(kind: &KindCounters) -> Disk {
+    let counters = kind.rows.iter().map(|(name, _)| ((*name).to_owned(), 9));
+    Disk {
+        name: format!("the {}", kind.kind),
+        kind: kind.kind.to_owned(),
+        counters: counters.collect(),
+        ..Disk::default()
+    }
+}
 
 /// Returns a snapshot with every field set.
 pub(crate) fn full() -> Snapshot {
@@ -50,7 +61,10 @@ pub(crate) fn full() -> Snapshot {
                 },
             ],
             ..Disk::default()
-        }],
+        }]
+        .into_iter()
+        .chain(KIND_COUNTERS.iter().map(full_of_kind))
+        .collect(),
         unserved: vec!["vm1".into()],
         limits: vec![Limits {
             volume: "disk.raw".into(),
@@ -100,7 +114,7 @@ fn samples(text: &str) -> BTreeMap<&str, &str> {
 fn exposition_has_every_metric_with_help_and_labels() {
     let text = full().prometheus();
     let all = samples(&text);
-    for metric in METRICS {
+    for metric in metrics() {
         let Metric { name, kind, .. } = metric;
         assert_eq!(
             text.matches(&format!("# HELP {name} ")).count(),
@@ -126,7 +140,7 @@ fn exposition_has_every_metric_with_help_and_labels() {
     for name in all.keys().map(|key| key.split('{').next().unwrap()) {
         let plain = ["_bucket", "_sum", "_count"];
         let base = plain.iter().find_map(|suffix| name.strip_suffix(suffix));
-        let known = |name: &str| METRICS.iter().any(|m| m.name == name);
+        let known = |name: &str| metrics().any(|m| m.name == name);
         assert!(known(name) || base.is_some_and(known), "{name}");
     }
 }
@@ -208,4 +222,34 @@ fn exposition_of_thousand_disks_is_bounded() {
     // Two operations are sampled, two timed: no disk has more than that.
     assert!(lines < 160 * 1000, "{lines} lines");
     assert!(text.len() < 16_000_000, "{} bytes", text.len());
+}
+
+/// A counter needs a row of the table and its value by name, as CONTRIBUTING.md describes.
+#[test]
+fn toy_counter_is_exposed_by_its_row() {
+    const TOY: KindCounters = KindCounters {
+        kind: "toy",
+        rows: &[(
+            "turns",
+            Metric {
+                name: "vnvme_toy_turns_total",
+                kind: Type::Counter,
+                unit: "turns",
+                labels: &["disk"],
+                help: "Turns of a toy.",
+            },
+        )],
+    };
+    const { assert!(TOY.has_all(&["turns"])) };
+    for wrong in [&["turn"][..], &[], &["turns", "more"], &["turnt"]] {
+        assert!(!TOY.has_all(wrong), "{wrong:?}");
+    }
+    let mut snapshot = full();
+    snapshot.disks.push(full_of_kind(&TOY));
+    let mut page = Page::default();
+    snapshot.kind_counters(&mut page, &[TOY]);
+    let text = page.0.finish();
+    let all = samples(&text);
+    assert_eq!(all.len(), 1, "{text}");
+    assert_eq!(all["vnvme_toy_turns_total{disk=\"the toy\"}"], "9");
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// Names of the crates whose log messages a filter can select.
-const PARTS: [&str; 19] = [
+const PARTS: [&str; 20] = [
     "control",
     "controller",
     "daemon",
@@ -19,6 +19,7 @@ const PARTS: [&str; 19] = [
     "nbd",
     "rbd",
     "receive",
+    "remote",
     "ublk",
     "vfio_user",
     "vhost_blk",

@@ -3,10 +3,9 @@
 use super::target::{DaemonTarget, MaybeDisk, parse_nsid};
 use anyhow::Result;
 use clap::Args;
-use config::error_policy::{OnReadError, OnWriteError};
+use config::error_policy::{OnReadError, OnWriteError, shown};
 use config::usage_error::UsageError;
 use control::api::{ErrorChange, VolumeErrors};
-use daemon::registry::on_error::shown;
 use output::{OutputError, outln};
 
 /// Options of `vnvme on-error`.

@@ -26,13 +26,8 @@ impl StatsArgs {
         let mut stats = self.target.client()?.stats()?;
         if let Some(name) = &self.disk.name {
             stats = of(stats, name);
-            let Stats {
-                controllers,
-                vhost_user_blk,
-                ublk,
-                ..
-            } = &stats;
-            if controllers.is_empty() && vhost_user_blk.is_empty() && ublk.is_empty() {
+            let Stats { ublk, measured, .. } = &stats;
+            if measured.disks.is_empty() && ublk.is_empty() {
                 bail!("no disk is called \"{name}\"; vnvme list shows the names");
             }
         }
@@ -45,6 +40,7 @@ fn of(mut stats: Stats, name: &str) -> Stats {
     stats.controllers.retain(|one| one.name == name);
     stats.vhost_user_blk.retain(|one| one.name == name);
     stats.ublk.retain(|one| one.name == name);
+    stats.measured.disks.retain(|one| one.name == name);
     stats.volumes.retain(|one| one.disk == name);
     stats.on_error.retain(|one| one.disk == name);
     Stats {
@@ -66,6 +62,7 @@ fn print(stats: &Stats) -> Result<(), OutputError> {
     let mut exports: Vec<_> = stats.vhost_user_blk.iter().collect();
     exports.sort_by(|one, other| one.name.cmp(&other.name));
     exports.into_iter().try_for_each(print_vhost_blk)?;
+    stats.measured.disks.iter().try_for_each(print_counters)?;
     stats.volumes.iter().try_for_each(limits::print)?;
     stats.on_error.iter().try_for_each(on_error::print)?;
     stats.devices.iter().try_for_each(devices::print)?;
@@ -83,6 +80,18 @@ fn print_socket(clients: &SocketCounters) -> Result<(), OutputError> {
             clients.failed
         );
     }
+    Ok(())
+}
+
+/// Prints the counters that only disks of one kind have.
+fn print_counters(disk: &metrics::Disk) -> Result<(), OutputError> {
+    if disk.counters.is_empty() {
+        return Ok(());
+    }
+    outln!("{}  ({}, {})", disk.name, disk.kind, disk.address);
+    let all = disk.counters.iter();
+    let all: Vec<String> = all.map(|(name, value)| format!("{name} {value}")).collect();
+    outln!("  {}", all.join("   "));
     Ok(())
 }
 

@@ -349,6 +349,7 @@ fn short(kind: &str) -> &str {
     match kind {
         "controller" => "ctrl",
         "vhost-user-blk" => "vhost",
+        "nvme-tcp" => "tcp",
         kind => kind,
     }
 }

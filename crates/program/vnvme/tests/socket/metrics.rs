@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::*;
 
 /// Returns the address where a daemon serves metrics, from its log.
-fn address(daemon: &Daemon) -> SocketAddr {
+pub fn address(daemon: &Daemon) -> SocketAddr {
     let line = daemon.wait_log(|line| line.contains("metrics are served"));
     let found = line.split("address=").nth(1).expect("an address");
     found.split(' ').next().unwrap().parse().unwrap()
@@ -34,7 +34,8 @@ fn ask(address: SocketAddr, request: &str) -> (String, String, String) {
     (status.into(), headers.into(), body.into())
 }
 
-fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
+/// Returns all samples of a daemon by name and labels.
+pub fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
     let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let (status, headers, body) = ask(address, request);
     assert_eq!(status, "HTTP/1.1 200 OK");

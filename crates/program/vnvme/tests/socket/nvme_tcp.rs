@@ -95,6 +95,74 @@ fn daemon_serves_guests_of_other_daemon() {
     target.end();
 }
 
+#[test]
+fn counters_of_subsystem_are_in_stats_and_metrics() {
+    let test_dir = TestDir::new();
+    let address = address();
+    let control = text(&test_dir.path("control.sock"));
+    let more = ["--control", &control, "--metrics", "127.0.0.1:0"];
+    let target = far(&address, "mem://32M", &more);
+    let scraped = crate::metrics::address(&target);
+    let stats = |more: &[&str]| {
+        let args = [&["stats", "--control", &control][..], more].concat();
+        let output = vnvme(&args);
+        assert!(output.status.success(), "{output:?}");
+        text_of(&output.stdout)
+    };
+    let subsystem = || {
+        let stats: serde_json::Value = serde_json::from_str(&stats(&["--json"])).unwrap();
+        let disks = stats["measured"]["disks"].as_array().unwrap();
+        let mut found = disks.iter().filter(|disk| disk["kind"] == "nvme-tcp");
+        let disk = found.next().unwrap().clone();
+        assert!(found.next().is_none(), "{stats}");
+        disk
+    };
+    let count = |name: &str| subsystem()["counters"][name].as_u64().unwrap();
+    for name in ["associations", "connections", "refused"] {
+        assert_eq!(count(name), 0, "{name}");
+    }
+    assert_eq!(subsystem()["connected"], false);
+    let socket = text(&test_dir.socket());
+    let other = format!("nvme+tcp://{address}/nqn.2014-08.org.vnvme:other/1");
+    let refused = vnvme(&["serve", "--socket", &socket, &other]);
+    assert!(!refused.status.success());
+    assert_eq!(count("refused"), 1);
+    assert_eq!(count("associations"), 0);
+    let near = Daemon::serve(&test_dir, &[&format!("nvme+tcp://{address}/{NQN}/1")]);
+    verify(&socket, &["--bs", "4k", "--ios", "100"]);
+    assert!(count("associations") >= 1, "{}", subsystem());
+    // Each association has an admin queue, and the worker an I/O queue.
+    assert!(count("connections") > count("associations"));
+    assert_eq!(subsystem()["connected"], true);
+    let name = subsystem()["name"].as_str().unwrap().to_owned();
+    let of_one = stats(&[&name]);
+    let line = format!("associations {}", count("associations"));
+    assert!(of_one.contains(&line), "{of_one}");
+    let samples = crate::metrics::scrape(scraped);
+    for name_of in ["associations", "connections", "refused"] {
+        let sample = format!("vnvme_nvme_tcp_{name_of}_total{{disk=\"{name}\"}}");
+        assert_eq!(samples[&sample] as u64, count(name_of), "{sample}");
+    }
+    let hosts = samples
+        .keys()
+        .filter(|key| key.starts_with("vnvme_disk_info"));
+    assert!(
+        hosts.count() >= 2,
+        "the subsystem and its host: {samples:#?}"
+    );
+    let top = vnvme(&[
+        "top",
+        "--control",
+        &control,
+        "--once",
+        "--interval",
+        "100ms",
+    ]);
+    assert!(text_of(&top.stdout).contains(" tcp "), "{top:?}");
+    near.end();
+    target.end();
+}
+
 /// The daemon that serves is killed under load and started again, and stops for longer than the
 /// keep-alive time.
 #[test]

@@ -3,13 +3,11 @@
 
 mod address;
 mod again;
-mod previous;
 mod socket;
 
 pub use address::{NbdServer, PORT};
 pub(crate) use again::connect_again;
-pub use previous::{PreviousError, end_previous};
-pub use socket::{ConnectError, Connected, ConnectionGuard, ConnectionKeeper, connect};
+pub use socket::{ConnectError, Connected, connect};
 
 /// Inbox of a worker's queue for new connections, each with the number of its link.
 pub(crate) type Inbox = volume::Inbox<(usize, Connected)>;

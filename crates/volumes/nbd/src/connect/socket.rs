@@ -1,12 +1,11 @@
 //! Connecting to a server and the NBD handshake, within a time limit.
 
 use super::address::NbdServer;
-use super::previous::PreviousError;
 use crate::protocol::{Export, HandshakeError, negotiate};
-use remote::{Address, Conversation, connect_tcp, connect_unix};
+use remote::{Address, ConnectionGuard, Conversation, connect_tcp, connect_unix};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// Reason why no connection to an NBD server could be made; the message names the server.
@@ -55,25 +54,6 @@ pub struct Connected {
     pub export: Export,
     /// Guard for the keeper's copy of the connection, dropped when the connection has ended.
     pub kept: Option<ConnectionGuard>,
-}
-
-/// Guard for a connection that a [`ConnectionKeeper`] knows; dropped when the connection has ended.
-pub type ConnectionGuard = Box<dyn std::any::Any + Send>;
-
-/// Keeper of connections across a restart. The next process closes them before it sends anything on
-/// its own connections.
-pub trait ConnectionKeeper: Send + Sync + std::fmt::Debug {
-    /// Closes the connections to `server` that a previous process has left
-    /// ([`end_previous`](super::end_previous)). Called before the first new connection, by a thread
-    /// that may block.
-    ///
-    /// # Errors
-    /// [`PreviousError`] when a connection is still open; nothing may be sent to the server.
-    fn end_previous(&self, server: &str) -> Result<(), PreviousError>;
-
-    /// Registers a connection to `server`. Called before anything is sent on the connection, by a
-    /// thread that may block. `None` if registering failed; the connection is used nevertheless.
-    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<ConnectionGuard>;
 }
 
 /// Connects to a server and negotiates its export. `addresses` are the resolved ones of its host.

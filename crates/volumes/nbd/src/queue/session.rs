@@ -1,8 +1,8 @@
 //! NBD on one connection: requests, replies, and the results of commands.
 
-use crate::connect::ConnectionGuard;
 use crate::protocol::wire::{EINVAL, ENOMEM, EOVERFLOW, ESHUTDOWN};
 use crate::protocol::{self, Command, InFlight, Replies, RequestInfo};
+use remote::ConnectionGuard;
 use remote::queue::{Event, Expected, Failure, Session, Subrequest};
 use std::time::Duration;
 use volume::{IoError, IoErrorKind, Op, Outgoing};

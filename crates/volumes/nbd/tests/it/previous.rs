@@ -3,11 +3,9 @@
 
 use crate::server::{Answer, Server, Setup};
 use dma::{Buffer, SegmentList};
-use nbd::end_previous;
 use nbd::protocol::{Command, negotiate};
-use nbd::{
-    ConnectionGuard, ConnectionKeeper, NbdOptions, NbdServer as Named, NbdVolume, PreviousError,
-};
+use nbd::{NbdOptions, NbdServer as Named, NbdVolume};
+use remote::{ConnectionGuard, ConnectionKeeper, PreviousError, end_previous};
 use std::io::Write;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;

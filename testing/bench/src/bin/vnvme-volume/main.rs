@@ -21,6 +21,7 @@ use dma::{Access, DmaMap, Memory, Prot, SegmentList};
 use fabrics_target::Association;
 use images::EmptyImage;
 use nbd_server::NbdServer;
+use remote::{RemoteKind, volume_kinds};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::Write;
 use std::ops::Range;
@@ -331,11 +332,12 @@ fn make(kind: Kind, dir: &Path) -> Result<(String, Server)> {
 
 /// Opens a volume, whose server answers meanwhile.
 fn open(url: &str, server: &mut Server) -> Result<Arc<dyn Volume>> {
-    let mut kinds = Registry::<()>::new().with_format(qcow2::kind());
-    for kind in nbd::kinds(|_| {}) {
-        kinds = kinds.with(kind);
-    }
-    let kinds = kinds.with(fabrics::kind(|_| {})).with(rbd::kind(|_| {}));
+    let protocols: [&'static dyn RemoteKind; 3] = [&nbd::Nbd, &fabrics::NvmeTcp, &rbd::Rbd];
+    let remote = protocols
+        .into_iter()
+        .flat_map(|kind| volume_kinds(kind, |_| {}, None));
+    let formats = Registry::<()>::new().with_format(qcow2::kind());
+    let kinds = remote.fold(formats, Registry::with);
     std::thread::scope(|scope| {
         let opening = scope.spawn(|| kinds.open(url, OpenOptions::default()));
         while !opening.is_finished() {

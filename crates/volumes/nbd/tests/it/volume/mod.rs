@@ -232,10 +232,8 @@ fn several_connections_share_load_where_allowed() {
 #[test]
 fn urls_open_volume_and_errors_name_server() {
     let server = Server::new(Setup::default());
-    let mut registry = Registry::<()>::new();
-    for kind in nbd::kinds(|_| ()) {
-        registry = registry.with(kind);
-    }
+    let kinds = remote::volume_kinds(&nbd::Nbd, |_| (), None);
+    let registry = kinds.fold(Registry::<()>::new(), Registry::with);
     let open = |url: &str| registry.open(url, OpenOptions::default());
     let opened = open(&format!("{}&read-only=on&offset=1M", server.url())).unwrap();
     assert_eq!(opened.volume.info().size, 1 << 20);

@@ -1,4 +1,4 @@
-//! Fencing of the connections of a previous process that used the same export.
+//! Fencing of the connections of a previous process that used the same volume.
 //!
 //! A connection outlives its process if another process holds its descriptor, and may have requests
 //! that the server has not executed yet. They could overwrite the result of commands on a new
@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 use volume::WaitLog;
 
@@ -28,7 +28,7 @@ pub enum PreviousError {
          --previous-timeout"
     )]
     Open {
-        /// Address of the NBD server.
+        /// URL of the server.
         server: String,
         /// Number of connections that the server has not closed.
         open: usize,
@@ -38,11 +38,29 @@ pub enum PreviousError {
     /// A descriptor is not a connection.
     #[error("{server}: a connection of the previous process cannot be ended ({error})")]
     NoConnection {
-        /// Address of the NBD server.
+        /// URL of the server.
         server: String,
         /// Error of the operation on the descriptor.
         error: io::Error,
     },
+}
+
+/// Guard for a connection that a [`ConnectionKeeper`] knows; dropped when the connection has ended.
+pub type ConnectionGuard = Box<dyn std::any::Any + Send>;
+
+/// Keeper of connections across a restart. The next process closes them before it sends anything on
+/// its own connections.
+pub trait ConnectionKeeper: Send + Sync + std::fmt::Debug {
+    /// Closes the connections to `server` that a previous process has left ([`end_previous`]).
+    /// Called before the first new connection, by a thread that may block.
+    ///
+    /// # Errors
+    /// [`PreviousError`] when a connection is still open; nothing may be sent to the server.
+    fn end_previous(&self, server: &str) -> Result<(), PreviousError>;
+
+    /// Registers a connection to `server`. Called before anything is sent on the connection, by a
+    /// thread that may block. `None` if registering failed; the connection is used nevertheless.
+    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<ConnectionGuard>;
 }
 
 /// Closes the connections of a previous process to `server`, and waits until the server has closed
