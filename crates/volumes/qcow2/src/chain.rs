@@ -15,6 +15,7 @@ use crate::image::{Image, ImageParts, Writer};
 use crate::journal::{FileId, Journal, SLOTS};
 use crate::ranges::Ranges;
 use crate::refcounts::Refcounts;
+use crate::store::Store;
 use crate::tables::{L1, Tables, numbers};
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -133,6 +134,16 @@ fn open_file(path: &Path, options: FileOptions) -> Result<OpenedFile, ImageError
 
 /// Opens an image with all that is behind it.
 pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageError> {
+    open_with(path, options, |files| files)
+}
+
+/// Opens an image like [`open`]. `store`: makes the store by which the image is prepared for
+/// writing.
+pub(crate) fn open_with<S: Store>(
+    path: &Path,
+    options: &Qcow2Options,
+    store: impl Fn(Blocking) -> S,
+) -> Result<Chain, ImageError> {
     let (mut images, mut files, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
     let file_options = |read_only| FileOptions {
         read_only,
@@ -168,7 +179,7 @@ pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageEr
             next = Some((below, is_image));
         }
         let write = layer == 0 && !options.read_only;
-        let (image, file) = image(opened, &header, layer, write, options)?;
+        let (image, file) = image(opened, &header, layer, write, options, &store)?;
         images.push(image);
         files.push(file);
     }
@@ -359,12 +370,13 @@ fn raw(opened: OpenedFile, layer: usize) -> Result<(Image, File), ImageError> {
 }
 
 /// Opens an image of a chain, for reading or for writing.
-fn image(
+fn image<S: Store>(
     opened: OpenedFile,
     header: &Header,
     layer: usize,
     write: bool,
     options: &Qcow2Options,
+    store: impl Fn(Blocking) -> S,
 ) -> Result<(Image, File), ImageError> {
     let path = opened.path.clone();
     let geometry = header.geometry;
@@ -439,9 +451,9 @@ fn image(
         image.go_through_cache()?;
     }
     if let Some(writer) = &image.writer {
-        let store = Blocking::new(vec![
+        let store = store(Blocking::new(vec![
             opened.file.try_clone().map_err(failed("no descriptor"))?,
-        ]);
+        ]));
         prepare(&image, writer, &store, header, &replayed)?;
     }
     Ok((image, opened.file))
@@ -465,7 +477,9 @@ fn journal(
     let Some(folder) = &options.journals else {
         return Ok(None);
     };
-    let error = match Journal::open(folder, opened.id, options.journal_slots) {
+    // Where the path is not known, the journal is kept for as long as the host is up.
+    let path = opened.path.canonicalize().unwrap_or_default();
+    let error = match Journal::open(folder, opened.id, path, options.journal_slots) {
         Ok(journal) => return Ok(Some(journal)),
         Err(error) => error,
     };
@@ -573,7 +587,7 @@ fn continues(
 fn prepare(
     image: &Image,
     writer: &Writer,
-    store: &Blocking,
+    store: &impl Store,
     header: &Header,
     replayed: &[(u64, L2Entry)],
 ) -> Result<(), ImageError> {
@@ -595,13 +609,13 @@ fn prepare(
         image.prepare(writer, store).await?;
         if !replayed.is_empty() {
             // Their clusters come first, as in `Writer::write_back`.
-            crate::store::Store::flush(store).await?;
+            store.flush().await?;
             for (at, entry) in replayed {
-                crate::store::Store::write(store, *at, &entry.0.to_be_bytes()).await?;
+                store.write(*at, &entry.0.to_be_bytes()).await?;
                 crash::point!("qcow2.replay.written");
             }
             // The journal is emptied next: the image has to have its entries for certain.
-            crate::store::Store::flush(store).await?;
+            store.flush().await?;
         }
         if let Some(deferred) = &writer.deferred {
             deferred.begin();

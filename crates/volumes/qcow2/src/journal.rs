@@ -13,17 +13,26 @@
 //! The journal continues the image only if no other program has written the image since. It has a
 //! random number, which the image's header has among its autoclear features
 //! ([`crate::format::Header::journal`]): every writer clears the features that it does not know.
+//!
+//! A process has its journal's file locked (`flock(2)`) while it uses it. The file has the image's
+//! path behind its slots, by which [`crate::obsolete`] finds journals that no image needs.
 
 use crate::format::L2Entry;
 use dma::{MapError, SharedPages};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::collections::hash_map::RandomState;
-use std::fs;
+use std::ffi::OsString;
+use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 use volume::JournalFolder;
 
 /// Version of the journal that this crate writes, the only one that it reads.
@@ -34,13 +43,27 @@ const MAGIC: u64 = u64::from_le_bytes(*b"vnvmeqc2");
 const HEADER: usize = 128;
 /// Size of a slot in bytes.
 const SLOT: usize = 24;
-/// Number of slots of an image's journal, which has eight pages with its header.
+/// Number of slots of an image's journal, which fill eight pages with its header. A ninth page has
+/// the image's path.
 pub(crate) const SLOTS: usize = (32768 - HEADER) / SLOT;
 
 /// Places of the header's words.
 const PLACE_MAGIC: usize = 0;
 const PLACE_FIELDS: usize = 8;
 const PLACE_SUM: usize = 72;
+/// Time since the host's boot, in seconds, at which the image was first missed; 0 if it was not.
+const PLACE_MISSED: usize = 80;
+
+/// Room for the image's path behind the slots, in bytes: checksum, length, and the path itself.
+const PATH_ROOM: usize = 4096;
+/// Maximum length of an image's path in a journal, in bytes.
+const MAX_PATH: usize = PATH_ROOM - 16;
+
+/// Time limit of the wait for a process that has the journal's file locked: one that is about to
+/// end, or that looks whether the journal is needed.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between two attempts to lock the journal's file.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// Device and inode number of an image's file.
 pub(crate) type FileId = (u64, u64);
@@ -70,10 +93,28 @@ pub(crate) struct Recorded {
 #[derive(Debug)]
 pub(crate) struct Journal {
     pages: SharedPages,
+    _lock: LockedFile,
     path: PathBuf,
+    /// Path of the image's file; empty if it is not known.
+    image: PathBuf,
     slots: usize,
     /// Words of the header behind the magic number: version, number, boot, file, slots.
     fields: [u64; 7],
+    /// Number of stores after which the process is killed.
+    #[cfg(test)]
+    stores: AtomicU64,
+}
+
+/// File that is locked until this is dropped. Its mapping may last longer.
+#[derive(Debug)]
+struct LockedFile(File);
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        if let Err(error) = flock(&self.0, FlockOperation::Unlock) {
+            tracing::debug!("a journal's file stays locked: {error}");
+        }
+    }
 }
 
 impl Journal {
@@ -82,32 +123,59 @@ impl Journal {
         folder.path.join(format!("qcow2-{:x}-{:x}", id.0, id.1))
     }
 
-    /// Opens the journal of the image in this file, which is created with this number of slots if
-    /// there is none. Its content stays until [`Journal::begin`].
+    /// Opens and locks the journal of the image in this file, which is created with this number of
+    /// slots if there is none. Its content stays until [`Journal::begin`]. `image`: path of the
+    /// image's file, empty if it is not known.
     ///
     /// # Errors
-    /// The file cannot be created or mapped, or the folder cannot be used.
-    pub(crate) fn open(folder: &JournalFolder, id: FileId, slots: usize) -> io::Result<Self> {
-        let failed = |error: MapError| io::Error::other(error);
-        let boot = folder
-            .boot
-            .as_ref()
-            .map_err(|why| io::Error::other(why.clone()))?;
+    /// The file cannot be created or mapped, another process has it locked for long, or the folder
+    /// cannot be used.
+    pub(crate) fn open(
+        folder: &JournalFolder,
+        id: FileId,
+        image: PathBuf,
+        slots: usize,
+    ) -> io::Result<Self> {
+        folder.boot.clone().map_err(io::Error::other)?;
         let path = Self::path(folder, id);
-        let file = fs::File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(NO_LINKS)
-            .open(&path)?;
-        let len = (HEADER + slots * SLOT).next_multiple_of(4096);
+        let locked = create_locked(&path)?;
+        let file = &locked.0;
+        let len = (HEADER + slots * SLOT + PATH_ROOM).next_multiple_of(4096);
         // No later store can fail for lack of memory.
         if file.metadata()?.len() < len as u64 {
-            fallocate(&file, FallocateFlags::empty(), 0, len as u64)?;
+            fallocate(file, FallocateFlags::empty(), 0, len as u64)?;
         }
-        let pages = SharedPages::of_file(file.into()).map_err(failed)?;
+        Self::map(locked, path, folder, id, image, slots)
+    }
+
+    /// Opens the journal in a file that no process has locked, to look at its content. `None`:
+    /// another process has it locked, or has removed it.
+    ///
+    /// # Errors
+    /// The file cannot be opened or mapped, or the folder cannot be used.
+    pub(crate) fn look(folder: &JournalFolder, id: FileId) -> io::Result<Option<Self>> {
+        let path = Self::path(folder, id);
+        let file = options().open(&path)?;
+        let Some(locked) = lock(file)? else {
+            return Ok(None);
+        };
+        if !is_at(&locked.0, &path)? {
+            return Ok(None);
+        }
+        Self::map(locked, path, folder, id, PathBuf::new(), 0).map(Some)
+    }
+
+    fn map(
+        locked: LockedFile,
+        path: PathBuf,
+        folder: &JournalFolder,
+        id: FileId,
+        image: PathBuf,
+        slots: usize,
+    ) -> io::Result<Self> {
+        let failed = |error: MapError| io::Error::other(error);
+        let boot = folder.boot.clone().map_err(io::Error::other)?;
+        let pages = SharedPages::of_file(locked.0.try_clone()?.into()).map_err(failed)?;
         let [boot, more] = [0, 8].map(|at| {
             let bytes = boot.get(at..).and_then(|rest| rest.first_chunk());
             u64::from_le_bytes(bytes.copied().unwrap_or_default())
@@ -116,9 +184,13 @@ impl Journal {
         let version = u64::from(JOURNAL_VERSION);
         Ok(Self {
             pages,
+            _lock: locked,
             path,
+            image,
             slots,
             fields: [version, number, boot, more, id.0, id.1, slots as u64],
+            #[cfg(test)]
+            stores: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -147,6 +219,11 @@ impl Journal {
     }
 
     fn set(&self, place: usize, value: u64) {
+        #[cfg(test)]
+        match self.stores.load(Ordering::Relaxed).checked_sub(1) {
+            Some(left) => self.stores.store(left, Ordering::Relaxed),
+            None => return,
+        }
         if let Some(word) = self.word(place) {
             word.store(value, Ordering::Release);
         }
@@ -207,11 +284,58 @@ impl Journal {
         // Slots first: a process that is killed here leaves an empty journal of the former number.
         (0..room).for_each(|slot| self.clear(slot));
         self.set(PLACE_MAGIC, 0);
+        self.set(PLACE_MISSED, 0);
+        self.set_image_path();
         for (field, place) in self.fields.iter().zip((PLACE_FIELDS..).step_by(8)) {
             self.set(place, *field);
         }
         self.set(PLACE_SUM, sum(&self.fields));
         self.set(PLACE_MAGIC, MAGIC);
+    }
+
+    /// Stores the image's path behind the slots, unless it is too long.
+    fn set_image_path(&self) {
+        let place = HEADER + self.slots * SLOT;
+        let bytes = self.image.as_os_str().as_bytes();
+        let bytes = if bytes.len() > MAX_PATH { &[] } else { bytes };
+        let len = bytes.len() as u64;
+        let words: Vec<u64> = [len].into_iter().chain(path_words(bytes)).collect();
+        self.set(place, sum(&words));
+        for (word, place) in words.into_iter().zip((place + 8..).step_by(8)) {
+            self.set(place, word);
+        }
+    }
+
+    /// Returns the path of the image's file, as it was when the journal began. `None`: it is not
+    /// known. To be called for a journal whose header [`Journal::recorded`] has checked.
+    pub(crate) fn image_path(&self) -> Option<PathBuf> {
+        let slots = usize::try_from(self.get(PLACE_FIELDS + 48)).ok()?;
+        let place = slots.checked_mul(SLOT)?.checked_add(HEADER)?;
+        let len = usize::try_from(self.get(place + 8)).ok();
+        let len = len.filter(|len| (1..=MAX_PATH).contains(len))?;
+        let places = (place + 8..).step_by(8).take(1 + len.div_ceil(8));
+        let words: Vec<u64> = places.map(|place| self.get(place)).collect();
+        if self.get(place) != sum(&words) {
+            return None;
+        }
+        let path = words.into_iter().skip(1);
+        let mut bytes: Vec<u8> = path.flat_map(u64::to_le_bytes).collect();
+        bytes.truncate(len);
+        Some(OsString::from_vec(bytes).into())
+    }
+
+    /// Records that the image was not found at a time, in seconds since the host's boot. Returns
+    /// the time at which it was first not found.
+    pub(crate) fn missed(&self, now: u64) -> u64 {
+        if self.get(PLACE_MISSED) == 0 {
+            self.set(PLACE_MISSED, now);
+        }
+        self.get(PLACE_MISSED)
+    }
+
+    /// Records that the image was found.
+    pub(crate) fn found(&self) {
+        self.set(PLACE_MISSED, 0);
     }
 
     /// Records that the L2 entry at byte offset `at` of the image has a new value. The slot must be
@@ -228,14 +352,72 @@ impl Journal {
         self.set(HEADER + slot * SLOT, 0);
     }
 
-    /// Removes the file of a journal whose entries the image has. To be called while the image is
-    /// locked: afterwards the file may be another process's.
+    /// Removes the file of a journal that no image needs. The file at its path is this one, which
+    /// is locked: a process that waits for the lock creates another one ([`is_at`]).
     pub(crate) fn remove(&self) {
         if let Err(error) = fs::remove_file(&self.path) {
             let path = self.path.display();
-            tracing::debug!("{path}: an empty journal was not removed: {error}");
+            tracing::debug!("{path}: a journal that no image needs was not removed: {error}");
         }
     }
+}
+
+fn options() -> fs::OpenOptions {
+    let mut options = File::options();
+    options
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(NO_LINKS);
+    options
+}
+
+/// Opens the file of a journal, creates it if there is none, and locks it.
+fn create_locked(path: &Path) -> io::Result<LockedFile> {
+    let began = Instant::now();
+    loop {
+        let file = options().create(true).truncate(false).open(path)?;
+        if let Some(locked) = lock(file)? {
+            // A process that has removed the file had it locked until then.
+            if is_at(&locked.0, path)? {
+                return Ok(locked);
+            }
+        } else if began.elapsed() < LOCK_TIMEOUT {
+            thread::sleep(LOCK_PAUSE);
+        } else {
+            return Err(io::Error::other("another process uses it"));
+        }
+    }
+}
+
+/// Locks the file of a journal, unless another process has it locked.
+fn lock(file: File) -> io::Result<Option<LockedFile>> {
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(LockedFile(file))),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns whether this open file is the one at this path.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (own.dev(), own.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the bytes of a path as words, the last one filled up with zeroes.
+fn path_words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    bytes.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        word.iter_mut()
+            .zip(chunk)
+            .for_each(|(to, from)| *to = *from);
+        u64::from_le_bytes(word)
+    })
 }
 
 /// Flags of `open(2)` with which a link is not followed, and nothing is waited for.
@@ -272,10 +454,14 @@ mod tests {
         (directory, folder)
     }
 
+    fn open(folder: &JournalFolder, id: FileId, slots: usize) -> io::Result<Journal> {
+        Journal::open(folder, id, "/disks/vm0.qcow2".into(), slots)
+    }
+
     #[test]
     fn journal_returns_recorded_entries_to_next_process() {
         let (_directory, folder) = folder(1);
-        let journal = Journal::open(&folder, (7, 9), 4).unwrap();
+        let journal = open(&folder, (7, 9), 4).unwrap();
         assert_eq!(journal.recorded(), Ok(None));
         journal.begin();
         journal.record(0, 0x40008, L2Entry::data(0x50000));
@@ -283,7 +469,7 @@ mod tests {
         journal.clear(0);
         let number = journal.number();
         drop(journal);
-        let next = Journal::open(&folder, (7, 9), SLOTS).unwrap();
+        let next = open(&folder, (7, 9), SLOTS).unwrap();
         let entries = vec![(0x40010, ENTRY)];
         let recorded = Recorded { number, entries };
         assert_eq!(next.recorded(), Ok(Some(recorded)));
@@ -301,15 +487,16 @@ mod tests {
     #[test]
     fn journal_of_other_boot_file_or_version_is_refused() {
         let (_directory, folder) = folder(1);
-        let journal = Journal::open(&folder, (7, 9), SLOTS).unwrap();
+        let journal = open(&folder, (7, 9), SLOTS).unwrap();
         journal.begin();
         journal.record(5, 0x40010, ENTRY);
+        drop(journal);
         let open = |boot, id| {
             let folder = JournalFolder {
                 boot: Ok([boot; 16]),
                 ..folder.clone()
             };
-            let own = Journal::open(&folder, (7, 9), SLOTS).unwrap();
+            let own = open(&folder, (7, 9), SLOTS).unwrap();
             let mut fields = own.fields;
             (fields[4], fields[5]) = id;
             Journal { fields, ..own }.recorded()
@@ -318,16 +505,139 @@ mod tests {
         assert_eq!(open(2, (7, 9)), Err(JournalError::Boot));
         assert_eq!(open(1, (7, 8)), Err(JournalError::OtherFile));
         let version = u64::from(JOURNAL_VERSION) + 1;
+        let journal = super::Journal::open(&folder, (7, 9), PathBuf::new(), SLOTS).unwrap();
         let mut fields = journal.fields;
         fields[0] = version;
-        Journal { fields, ..journal }.begin();
+        let journal = Journal { fields, ..journal };
+        journal.begin();
+        drop(journal);
         assert_eq!(open(1, (7, 9)), Err(JournalError::Version(version)));
+    }
+
+    #[test]
+    fn journal_has_path_of_image() {
+        let (_directory, folder) = folder(1);
+        for (path, slots) in [("/disks/vm0.qcow2", SLOTS), ("/a", 3), ("/12345678", 900)] {
+            let journal = Journal::open(&folder, (7, 9), path.into(), slots).unwrap();
+            journal.begin();
+            journal.record(slots - 1, 0x40010, ENTRY);
+            drop(journal);
+            let journal = Journal::look(&folder, (7, 9)).unwrap().unwrap();
+            assert_eq!(journal.recorded().unwrap().unwrap().entries.len(), 1);
+            assert_eq!(journal.image_path(), Some(path.into()));
+            // The checksum, the length, and a byte of the path.
+            for place in [0, 8, 16] {
+                let place = HEADER + slots * SLOT + place;
+                let before = journal.get(place);
+                journal.set(place, before ^ 2);
+                assert_eq!(journal.image_path(), None);
+                journal.set(place, before);
+            }
+        }
+        let long = "/x".repeat(MAX_PATH);
+        for path in ["", &long] {
+            let journal = Journal::open(&folder, (7, 9), path.into(), SLOTS).unwrap();
+            journal.begin();
+            assert_eq!(journal.image_path(), None);
+        }
+    }
+
+    /// A process that is killed while it records an entry leaves the others, and this one as a
+    /// whole or not at all.
+    #[test]
+    fn record_that_is_killed_leaves_whole_slots() {
+        let (_directory, folder) = folder(1);
+        for stores in 0..4 {
+            let journal = open(&folder, (7, 9), SLOTS).unwrap();
+            journal.begin();
+            journal.record(0, 0x40008, ENTRY);
+            // A slot that was used before.
+            journal.record(1, 0x40018, L2Entry::data(0x70000));
+            journal.clear(1);
+            journal.stores.store(stores, Ordering::Relaxed);
+            journal.record(1, 0x40010, ENTRY);
+            drop(journal);
+            let journal = Journal::look(&folder, (7, 9)).unwrap().unwrap();
+            let entries = journal.recorded().unwrap().unwrap().entries;
+            let both = [(0x40008, ENTRY), (0x40010, ENTRY)];
+            assert_eq!(entries, both[..if stores < 3 { 1 } else { 2 }]);
+        }
+    }
+
+    /// A process that is killed while it begins a journal leaves no entry under its own number, and
+    /// no journal that cannot be read.
+    #[test]
+    fn begin_that_is_killed_leaves_former_journal_or_new_one() {
+        let (_directory, folder) = folder(1);
+        // With slots for the header's last words to be among them.
+        let mut stores = 0;
+        loop {
+            let journal = open(&folder, (7, 9), 40).unwrap();
+            journal.begin();
+            journal.record(3, 0x40008, ENTRY);
+            let former = journal.number();
+            drop(journal);
+            let journal = open(&folder, (7, 9), 20).unwrap();
+            journal.stores.store(stores, Ordering::Relaxed);
+            journal.begin();
+            let (number, ended) = (journal.number(), journal.stores.load(Ordering::Relaxed) > 0);
+            drop(journal);
+            let journal = Journal::look(&folder, (7, 9)).unwrap().unwrap();
+            match journal.recorded() {
+                Ok(None) => assert!(!ended),
+                Ok(Some(found)) if found.number == former => assert!(!ended),
+                Ok(Some(found)) => {
+                    assert_eq!((found.number, found.entries.len()), (number, 0));
+                    assert_eq!(journal.image_path(), Some("/disks/vm0.qcow2".into()));
+                }
+                Err(error) => panic!("{stores} stores: {error}"),
+            }
+            if ended {
+                break;
+            }
+            stores += 1;
+        }
+    }
+
+    #[test]
+    fn journal_is_locked_while_it_is_used() {
+        let (_directory, folder) = folder(1);
+        let journal = open(&folder, (7, 9), SLOTS).unwrap();
+        assert!(Journal::look(&folder, (7, 9)).unwrap().is_none());
+        drop(journal);
+        assert!(Journal::look(&folder, (7, 9)).unwrap().is_some());
+    }
+
+    /// Another process removes the file after this one has opened it, and before it is locked.
+    #[test]
+    fn journal_is_created_again_when_it_is_removed_meanwhile() {
+        let (_directory, folder) = folder(1);
+        let journal = open(&folder, (7, 9), SLOTS).unwrap();
+        thread::scope(|scope| {
+            let next = scope.spawn(|| open(&folder, (7, 9), SLOTS).unwrap());
+            let waits = || {
+                let own = fs::metadata(&journal.path).unwrap();
+                let fds = fs::read_dir("/proc/self/fd").unwrap().flatten();
+                let files = fds.filter_map(|fd| fs::metadata(fd.path()).ok());
+                files.filter(|file| file.ino() == own.ino()).count() > 1
+            };
+            while !waits() {
+                thread::yield_now();
+            }
+            journal.remove();
+            drop(journal);
+            let next = next.join().unwrap();
+            next.begin();
+            next.record(1, 0x40010, ENTRY);
+        });
+        let found = Journal::look(&folder, (7, 9)).unwrap().unwrap();
+        assert_eq!(found.recorded().unwrap().unwrap().entries.len(), 1);
     }
 
     #[test]
     fn damaged_journal_is_refused() {
         let (_directory, folder) = folder(1);
-        let journal = Journal::open(&folder, (7, 9), SLOTS).unwrap();
+        let journal = open(&folder, (7, 9), SLOTS).unwrap();
         journal.begin();
         journal.record(2, 0x40010, ENTRY);
         let slot = HEADER + 2 * SLOT;

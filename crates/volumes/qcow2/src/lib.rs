@@ -21,7 +21,8 @@
 //! All queues of an image share an `Image`. It has tables (`tables`) with entries that are read
 //! without a lock, and the state for writing (`image::Writer`), which also defines the order of
 //! writes to the disk. Entries of new clusters are written many at a time where a journal records
-//! them for the next process (`deferred`, `journal`). Clusters that were freed are used again when
+//! them for the next process (`deferred`, `journal`); those that no image needs are removed
+//! (`obsolete`). Clusters that were freed are used again when
 //! no request can be on its way to them any more (`epoch`).
 #![forbid(unsafe_code)]
 
@@ -37,6 +38,7 @@ mod inflate;
 mod journal;
 mod kind;
 mod lanes;
+mod obsolete;
 mod queue;
 mod ranges;
 mod read;
@@ -56,4 +58,5 @@ pub use chain::Qcow2Options;
 pub use error::ImageError;
 pub use journal::JOURNAL_VERSION;
 pub use kind::{QCOW2, kind};
+pub use obsolete::remove_obsolete_journals;
 pub use volume::Qcow2Volume;

@@ -316,6 +316,11 @@ impl Drop for Qcow2Volume {
 
 #[cfg(test)]
 impl Qcow2Volume {
+    /// Returns whether operations on a file of the chain end on threads of this process.
+    pub(crate) fn has_threads(&self) -> bool {
+        self.images.iter().any(|image| image.data.has_threads())
+    }
+
     /// Returns whether any freed cluster waits for its reuse.
     pub(crate) fn has_limbo(&self) -> bool {
         self.image()

@@ -6,6 +6,7 @@
 //! a control socket has no journals, and neither has one whose folder another user could write: a
 //! journal says where the guest's data lies.
 
+use crate::parts::qcow2;
 use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags, fstat, fstatfs, open};
@@ -55,7 +56,10 @@ impl Journals {
         let path = folder(self.control.as_deref()?);
         Some(self.made.get_or_init(|| {
             let boot = make(&path).map_err(|error| format!("{error:#}"));
-            JournalFolder { path, boot }
+            let folder = JournalFolder { path, boot };
+            // Outside of the sandbox, which hides the images of other disks.
+            qcow2::remove_obsolete_journals(&folder);
+            folder
         }))
     }
 
@@ -109,6 +113,7 @@ fn boot(text: &str) -> Result<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::options::Daemon;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     const IMAGE: &str = "qcow2:///disks/vm0.qcow2";
@@ -137,6 +142,47 @@ mod tests {
         let url = "/disks/vm0.qcow2?read-only=off&format=qcow2";
         assert_eq!(journals(Some(&control)).of(url), Some(made));
         assert_eq!(journals(None).of(IMAGE), None);
+    }
+
+    /// Inside the sandbox, no folder can be made, and that of an earlier process can be used only
+    /// if it was found before.
+    #[test]
+    fn folder_of_journals_is_ready_before_sandbox() {
+        let dir = tempfile::tempdir().unwrap();
+        let control = dir.path().join("control");
+        let folder = folder(&control);
+        let options = ServeOptions {
+            control: Some(control.clone()),
+            ..ServeOptions::new(config::spec::ProcessSpec::default(), 1)
+        };
+        // A process whose disks are all known makes it when it opens the first image.
+        assert!(Journals::new(&options).made.get().is_none());
+        assert!(!folder.exists());
+        let daemon = ServeOptions {
+            daemon: Some(Daemon::default()),
+            ..options.clone()
+        };
+        assert!(Journals::new(&daemon).made.get().is_some());
+        assert!(folder.is_dir());
+        let found = Journals::new(&options).made.get().cloned();
+        assert_eq!(found.map(|found| found.path), Some(folder));
+    }
+
+    /// Files of processes that were killed before they began a journal.
+    #[test]
+    fn obsolete_journals_are_removed_from_folder_of_earlier_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let control = dir.path().join("control");
+        let folder = folder(&control);
+        journals(Some(&control)).of(IMAGE).unwrap();
+        fs::write(folder.join("qcow2-fe00-77"), [0; 4096]).unwrap();
+        fs::write(folder.join("other"), [0; 4096]).unwrap();
+        journals(Some(&control));
+        assert_eq!(
+            folder.join("qcow2-fe00-77").exists(),
+            !cfg!(feature = "qcow2")
+        );
+        assert!(folder.join("other").exists());
     }
 
     #[test]

@@ -5,10 +5,10 @@ use super::loss::{Event, Recorder, file_id, journal_of};
 use super::queues::{Worker, finish};
 use crate::Qcow2Volume;
 use crate::blocking::block_on;
-use crate::chain::{Qcow2Options, open};
+use crate::chain::{Qcow2Options, open, open_with};
 use crate::deferred::Deferred;
 use crate::image::Image;
-use crate::journal::{Journal, SLOTS};
+use crate::journal::Journal;
 use crate::testing::{EmptyImage, see};
 use crate::write::WriteTarget;
 use dma::{Buffer, SegmentList};
@@ -218,6 +218,108 @@ fn image_waits_while_its_journal_cannot_be_opened() {
     assert_eq!(backed.found(3), 9);
 }
 
+/// A folder in place of the journal's file stands for a file of another user.
+#[test]
+fn image_waits_while_journal_is_unreadable() {
+    let backed = Backed::new();
+    let journal = journal_of(&backed.path);
+    backed.write_and_die(&journal, &[3]);
+    let file = Journal::path(&journal, file_id(&backed.path));
+    let moved = backed.directory.path().join("journal");
+    std::fs::rename(&file, &moved).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    let before = std::fs::read(&backed.path).unwrap();
+    let refused = open(&backed.path, &backed.options(Some(&journal))).err();
+    let text = refused.unwrap().to_string();
+    assert!(text.contains("journal"), "{text}");
+    assert!(std::fs::read(&backed.path).unwrap() == before);
+    std::fs::remove_dir(&file).unwrap();
+    std::fs::rename(&moved, &file).unwrap();
+    backed.write_and_die(&journal, &[]);
+    assert_eq!(backed.found(3), 9);
+    // Nothing is lost where the image is in order: it is opened without a journal.
+    std::fs::remove_file(&file).ok();
+    std::fs::create_dir(&file).unwrap();
+    assert!(open(&backed.path, &backed.options(Some(&journal))).is_ok());
+}
+
+/// The system reports a failed write to the disk by a flush: the next process still has the journal
+/// then.
+#[test]
+fn replay_keeps_journal_until_its_entries_are_durable() {
+    for flushes in 0.. {
+        let backed = Backed::new();
+        let journal = journal_of(&backed.path);
+        backed.write_and_die(&journal, &[3, 4, 9]);
+        let log = std::cell::RefCell::default();
+        let opened = open_with(&backed.path, &backed.options(Some(&journal)), |files| {
+            let recorder = Recorder::endless(&backed.path, &files);
+            recorder.flushes.set(flushes);
+            *log.borrow_mut() = recorder.log.clone();
+            recorder
+        });
+        let ended = opened.is_ok();
+        drop(opened);
+        let log = log.into_inner();
+        let log = log.borrow();
+        let is_entry = |event: &Event| matches!(event, Event::Write(_, bytes) if bytes.len() == 8);
+        let is_flush = |event: &Event| matches!(event, Event::Flush);
+        let (first, last) = (
+            log.iter().position(is_entry),
+            log.iter().rposition(is_entry),
+        );
+        if let Some((first, last)) = first.zip(last) {
+            assert!(log[..first].iter().any(is_flush), "clusters come first");
+            assert!(last < log.len());
+        }
+        let is_durable = last.is_some_and(|last| log[last..].iter().any(is_flush));
+        let found = Journal::look(&journal, file_id(&backed.path))
+            .ok()
+            .flatten();
+        let found = found.map(|found| found.recorded().unwrap().unwrap().entries.len());
+        let is_whole = found == Some(3);
+        assert!(is_whole || is_durable, "flush {flushes}: {found:?}");
+        backed.write_and_die(&journal, &[]);
+        for cluster in [3, 4, 9] {
+            assert_eq!(backed.found(cluster), 9);
+        }
+        if ended {
+            assert!(flushes >= 3);
+            return;
+        }
+    }
+}
+
+/// The write of an entry in place of the lost journal fails, and the guest's with it. The entry
+/// leads to the cluster nevertheless, which no other write may get.
+#[test]
+fn cluster_stays_allocated_behind_entry_whose_write_has_failed() {
+    let backed = Backed::new();
+    let journal = journal_of(&backed.path);
+    let opened = open(&backed.path, &backed.options(Some(&journal))).unwrap();
+    let recorder = Recorder::endless(&backed.path, &opened.files);
+    let target = WriteTarget::new(&opened.images, &recorder).unwrap();
+    write(&target, 8192, 4096);
+    let file = Journal::path(&journal, file_id(&backed.path));
+    let file = std::fs::File::options().write(true).open(file);
+    file.unwrap().set_len(0).unwrap();
+    recorder.flushes.set(0);
+    let data = SegmentList::owned(Buffer::from_slice(&[9; 4096]));
+    block_on(target.write(CLUSTER + 8192, &data, false)).unwrap_err();
+    // Whatever was freed is used again.
+    block_on(opened.images[0].reap(&recorder)).unwrap();
+    block_on(target.writer.flush(&recorder)).unwrap_err();
+    block_on(target.writer.flush(&recorder)).unwrap();
+    let data = SegmentList::owned(Buffer::from_slice(&[5; 4096]));
+    for cluster in 2..6 {
+        block_on(target.write(cluster * CLUSTER + 8192, &data, false)).unwrap();
+    }
+    block_on(target.writer.flush(&recorder)).unwrap();
+    for (cluster, byte) in [(0, 9), (1, 9), (2, 5), (5, 5)] {
+        assert_eq!(backed.found(cluster), byte);
+    }
+}
+
 #[test]
 fn journal_with_damaged_slot_is_dropped_and_others_are_used() {
     let (backed, other) = (Backed::new(), Backed::new());
@@ -248,7 +350,7 @@ fn replay_that_is_killed_is_repeated() {
     backed.write_and_die(&journal, &[3, 4, 9]);
     let recorded = |number| {
         let id = file_id(&backed.path);
-        let journal = Journal::open(&journal, id, SLOTS).unwrap();
+        let journal = Journal::look(&journal, id).unwrap().unwrap();
         let found = journal.recorded().unwrap().unwrap();
         (found.number == number, found.entries.len())
     };
