@@ -332,7 +332,7 @@ impl Guest {
                 Ok(())
             }
             _ => {
-                for _ in 0..=machine.random.below(3) {
+                for _ in 0..=machine.random.below(6) {
                     self.submit_io(machine)?;
                 }
                 Ok(())

@@ -238,8 +238,14 @@ impl World {
             Event::Hostile => self.hostile.act(machine)?,
             Event::Round => machine.round()?,
             Event::Disk => {
-                let disk = machine.random.below(3) as usize;
-                machine.step_disk(disk);
+                let disks = machine.disks().iter().enumerate();
+                let busy = disks.filter(|(_, disk)| disk.outstanding() > 0);
+                let busy: Vec<usize> = busy.map(|(at, _)| at).collect();
+                for _ in 0..=machine.random.below(3) {
+                    if let Some(disk) = machine.random.pick(&busy) {
+                        machine.step_disk(*disk);
+                    }
+                }
             }
             Event::Time => {
                 let by = Duration::from_micros(100 << machine.random.below(10));
