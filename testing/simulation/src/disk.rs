@@ -261,6 +261,12 @@ fn kill(state: &mut State, process: u64, random: &mut Random) {
             execute(state, &pending, (!whole).then_some(&mut *random));
         }
     }
+    // The next process opens the disk after the requests of this one have ended.
+    state.returned += 1;
+    for cached in state.cells.iter().flat_map(|cell| &cell.cached) {
+        let returned = state.returned_writes.entry(cached.write);
+        returned.or_insert(state.returned);
+    }
 }
 
 fn lose_cache(state: &mut State, random: &mut Random) {

@@ -83,6 +83,7 @@ pub struct Seat {
     pub stack: Stack,
     /// Index of its disk.
     pub disk: usize,
+    is_hostile: bool,
     memory: Memory,
     vectors: Vec<Arc<Vector>>,
     state: StateMemory,
@@ -101,6 +102,9 @@ pub struct SeatConfig {
     pub stack: Stack,
     /// Index of its disk.
     pub disk: usize,
+    /// Whether its guest may write anything to its rings, so that a process may refuse the state
+    /// that it finds there. The disk then begins anew, as for a new client.
+    pub is_hostile: bool,
 }
 
 struct Handles {
@@ -174,7 +178,7 @@ impl Machine {
             seen_points: BTreeSet::new(),
         };
         for seat in seats {
-            let seat = new_seat(seat.config, seat.stack, seat.disk)?;
+            let seat = new_seat(seat)?;
             machine.seats.push(seat);
         }
         machine.boot()?;
@@ -188,17 +192,8 @@ impl Machine {
         let mut handles = Vec::new();
         for (n, seat) in self.seats.iter().enumerate() {
             let (namespace, handle) = self.namespace(seat)?;
-            let page = DoorbellPage::from_fd(seat.page.try_clone()?)?;
             let state = seat.state.clone();
-            let config = seat.config.clone();
-            let id = n as u16;
-            let made = Controller::with_state(id, config, vec![namespace], &io, page, state);
-            let mut controller = made?;
-            let memory = Some((seat.memory.clone(), 0));
-            controller.dma_map(0, GUEST_MEMORY as u64, memory, Prot::RW)?;
-            for (vector, sink) in seat.vectors.iter().enumerate() {
-                controller.set_msix(vector as u16, Some(sink.clone()));
-            }
+            let controller = new_controller(n as u16, seat, state, namespace, &io)?;
             controllers.push(controller);
             handles.push(handle);
         }
@@ -244,24 +239,45 @@ impl Machine {
         let io = Io::new(IoOptions::default());
         let mut controllers = Vec::new();
         let mut handles = Vec::new();
+        let mut renewed = Vec::new();
         let mut recovered = Recovery::default();
         for (n, seat) in self.seats.iter().enumerate() {
             let (namespace, handle) = self.namespace(seat)?;
-            let (controller, recovery) = Controller::restore(
+            let restored = Controller::restore(
                 n as u16,
                 seat.config.clone(),
-                vec![namespace],
+                vec![namespace.clone()],
                 &io,
                 DoorbellPage::from_fd(seat.page.try_clone()?)?,
                 StateMemory::open(seat.state.fd().try_clone_to_owned()?)?,
                 &mut Retained(seat),
-            )
-            .with_context(|| format!("controller {n} cannot be restored"))?;
+            );
+            let (controller, recovery) = match restored {
+                Ok(restored) => restored,
+                Err(error) if seat.is_hostile => {
+                    self.trace.count("hostile guest: state refused");
+                    self.trace
+                        .say(|| format!("state of {n} is refused: {error}"));
+                    let state = StateMemory::create(state_layout(&seat.config))?;
+                    renewed.push((n, state.clone()));
+                    let controller = new_controller(n as u16, seat, state, namespace, &io)?;
+                    (controller, Recovery::default())
+                }
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("controller {n} cannot be restored"));
+                }
+            };
             controllers.push(controller);
             handles.push(handle);
             recovered.replayed += recovery.replayed;
             recovered.ended += recovery.ended;
             recovered.posted += recovery.posted;
+        }
+        for (n, state) in renewed {
+            if let Some(seat) = self.seats.get_mut(n) {
+                seat.state = state;
+            }
         }
         for (name, number) in [
             ("recovery: command replayed", recovered.replayed),
@@ -323,7 +339,12 @@ impl Machine {
         drop(self.process.take());
         for seat in std::mem::take(&mut self.seats) {
             let trusted_from = seat.trusted_from;
-            let mut seat = new_seat(seat.config, seat.stack, seat.disk)?;
+            let mut seat = new_seat(SeatConfig {
+                config: seat.config,
+                stack: seat.stack,
+                disk: seat.disk,
+                is_hostile: seat.is_hostile,
+            })?;
             seat.trusted_from = trusted_from;
             self.seats.push(seat);
         }
@@ -520,6 +541,12 @@ impl Machine {
         }
     }
 
+    /// Whether a disk's journal of atomic writes has failed, which lasts until the next process.
+    pub fn needs_restart(&self) -> bool {
+        let mut seats = self.seats.iter();
+        seats.any(|seat| seat.trusted_from == u64::MAX)
+    }
+
     /// Whether a command that was submitted at this event may fail because of a disk.
     pub fn may_fail(&self, seat: usize, since: u64) -> bool {
         let seat = self.seats.get(seat);
@@ -615,7 +642,32 @@ fn round(process: &mut Process, now: std::time::Instant, sleeps: bool) -> bool {
     news.into_iter().any(|news| news)
 }
 
-fn new_seat(config: ControllerConfig, stack: Stack, disk: usize) -> Result<Seat> {
+/// Makes a controller for a client that begins anew.
+fn new_controller(
+    n: u16,
+    seat: &Seat,
+    state: StateMemory,
+    namespace: NamespaceConfig,
+    io: &Io,
+) -> Result<Controller> {
+    let page = DoorbellPage::from_fd(seat.page.try_clone()?)?;
+    let config = seat.config.clone();
+    let mut controller = Controller::with_state(n, config, vec![namespace], io, page, state)?;
+    let memory = Some((seat.memory.clone(), 0));
+    controller.dma_map(0, GUEST_MEMORY as u64, memory, Prot::RW)?;
+    for (vector, sink) in seat.vectors.iter().enumerate() {
+        controller.set_msix(vector as u16, Some(sink.clone()));
+    }
+    Ok(controller)
+}
+
+fn new_seat(seat: SeatConfig) -> Result<Seat> {
+    let SeatConfig {
+        config,
+        stack,
+        disk,
+        is_hostile,
+    } = seat;
     let memory = Memory::anonymous(GUEST_MEMORY)?;
     memory.set_kept(NonZeroU32::MIN);
     let vector = |n: u16| Vector {
@@ -631,6 +683,7 @@ fn new_seat(config: ControllerConfig, stack: Stack, disk: usize) -> Result<Seat>
         config,
         stack,
         disk,
+        is_hostile,
         memory,
         trusted_from: 0,
         limited_from: (0, Duration::ZERO),

@@ -187,6 +187,7 @@ impl World {
                 config,
                 stack,
                 disk,
+                is_hostile: seat == 2,
             });
             guests.push(GuestConfig {
                 seat,
@@ -318,7 +319,9 @@ impl World {
         for guest in &mut self.guests {
             guest.set_finishing(true);
         }
-        self.settle()?;
+        if !self.machine.needs_restart() {
+            self.settle()?;
+        }
         self.machine.event += 1;
         self.machine.die("killed at the end")?;
         self.machine.event += 1;
