@@ -17,8 +17,8 @@
 //! may panic, and each process accepts the state that the one before has left.
 //!
 //! # Plans
-//! A [`Plan`] lists steps. Each step has random numbers of its own, so that [`shrink`] can leave out
-//! steps of a failing plan.
+//! A [`Plan`] lists steps. Each step has random numbers of its own, so that [`shrink`] can leave
+//! out steps of a failing plan.
 #![forbid(unsafe_code)]
 
 pub mod clock;
@@ -36,7 +36,7 @@ pub use shrink::{format_steps, parse_steps, shrink};
 pub use world::{Plan, Report, run};
 
 /// Steps of a run that has no plan of its own.
-pub const STEPS: u32 = 3000;
+pub const STEPS: u32 = 4000;
 
 #[cfg(test)]
 mod tests;

@@ -62,11 +62,6 @@ impl Oracle {
         }
     }
 
-    /// Returns the number of blocks.
-    pub fn len(&self) -> usize {
-        self.blocks.len()
-    }
-
     /// Begins a new event and returns its number.
     pub fn tick(&mut self) -> Moment {
         self.now += 1;

@@ -1,4 +1,4 @@
-//! One run: a host, its guests, and the steps in which something happens to one of them.
+//! A run: a host, its guests, and the steps in which something happens to one of them.
 
 use crate::disk::{Disk, Fault, SECTOR};
 use crate::guest::{Guest, GuestConfig, Ring};
@@ -6,7 +6,7 @@ use crate::hostile::Hostile;
 use crate::machine::{Machine, SeatConfig, Stack};
 use crate::random::Random;
 use crate::trace::Trace;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail};
 use controller::ControllerConfig;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -367,8 +367,7 @@ impl World {
             if machine.clock.elapsed() >= limit {
                 let waits = self.guests.iter().map(Guest::waits_for);
                 let waits: Vec<String> = waits.collect();
-                ensure!(
-                    false,
+                bail!(
                     "commands are not completed within {MAX_FINISH:?}: {}",
                     waits.join(" | ")
                 );
