@@ -159,8 +159,8 @@ impl Oracle {
     /// Returns the newest content that a block may have.
     pub fn newest(&self, lba: u64) -> Stamp {
         let block = self.blocks.get(lba as usize).into_iter().flatten();
-        let visible = block.filter(|version| version.replaced.is_none());
-        visible.last().map_or(0, |version| version.stamp)
+        let mut visible = block.filter(|version| version.replaced.is_none());
+        visible.next_back().map_or(0, |version| version.stamp)
     }
 
     /// Checks the result of a read that was submitted at `began`.
