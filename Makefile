@@ -5,6 +5,7 @@
 #   make test         formatting, lints, all unit, property and socket tests, one guest for each front-end
 #   make test-guests  all other guest tests, models, instruction counts, fuzz targets for ten seconds, documentation, AArch64
 #   make test-long    hours, before a release: every test that is ignored elsewhere, hundreds of kills, fuzzing, the oldest Rust, advisories
+#   make simulate     new seeds of the simulation (testing/simulation), up to SEEDS in SECONDS (60)
 #   make mutants      DRAW (10) of the mutants in testing/harness/mutants.toml, drawn by SEED (the commit); a test must fail for each
 #   make check        formatting, lints, documentation, AArch64, the minimal build, licences
 #   make msrv         everything with the oldest Rust that Cargo.toml promises, where rustup has it
@@ -18,13 +19,14 @@
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 600
+SIMULATION_SECONDS ?= 3600
 export CARGO
 
 # Not written in a recipe: make would run such a line even where it is to print them only.
 AGAIN = $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild mutants check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package help \
+.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild mutants simulate check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package help \
 	tools-build tools-guest tools-bench
 
 # Both programs by one build: each by itself has other features of what they share, and has it built
@@ -126,9 +128,16 @@ test-long-steps:
 	env NEXTEST_PROFILE=long VNVME_BIN=$(TARGET)/release/vnvme $(TESTS) 'figures of mapping' --workspace --test socket -- --ignored mapping::
 	env NEXTEST_PROFILE=long VNVME_BIN=$(TARGET)/release/vnvme $(TESTS) 'figures of rbd' --workspace --test guests -- --ignored rbd_figures::
 	$(STEP) 'models of millions of steps' $(MODELS)
+	$(STEP) 'simulation of new seeds' $(SIMULATE) --seconds $(SIMULATION_SECONDS)
 	$(STEP) fuzz testing/fuzz/run.sh $(FUZZ_SECONDS)
 	$(STEP) 'oldest Rust' testing/harness/msrv.sh
 	$(STEP) advisories testing/harness/deny.sh
+
+# Prints the first seed, and the command that replays a seed that fails.
+SECONDS ?= 60
+SIMULATE = $(CARGO) run --quiet --profile fast -p simulation -- run
+simulate: tools-build
+	$(SIMULATE) $(SEEDS:%=--seeds %) $(FIRST:%=--first %) --seconds $(SECONDS)
 
 SEED ?= $(shell git rev-parse HEAD)
 DRAW ?= 10
