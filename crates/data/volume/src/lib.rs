@@ -143,8 +143,8 @@ pub use error::{IoError, IoErrorKind, VolumeError};
 pub use fair::{DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume, MAX_WEIGHT, ShareHandle};
 pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
 pub use file::{
-    CopiedBytes, CopyRequest, CopySource, Direct, FileCopy, FileOptions, FileVolume, Format,
-    PreviousProcess,
+    CopiedBytes, CopyRequest, CopySource, Direct, FileCopy, FileLock, FileOptions, FileVolume,
+    Format, PreviousProcess,
 };
 pub use inbox::Inbox;
 pub use info::{Info, Kind};

@@ -2,13 +2,14 @@
 
 use crate::on_error::QueuePolicy;
 use crate::{
-    AtomicWrites, Completion, CopyRequest, CopySource, Extent, Info, Io, IoError, IoErrorKind,
-    LimitHandle, OnErrorHandle, Op, Request, ShareHandle, VolumeError, Wake,
+    AtomicWrites, Completion, CopyRequest, CopySource, Extent, FileLock, Info, Io, IoError,
+    IoErrorKind, LimitHandle, OnErrorHandle, Op, Request, ShareHandle, VolumeError, Wake,
 };
 use dma::{Buffer, SegmentList, View};
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// A thing to do I/O on. Shared between threads; a worker that wants to do I/O opens its own queue.
 ///
@@ -55,6 +56,13 @@ pub trait Volume: Send + Sync + Debug {
     /// it.
     fn extent(&self) -> Option<Extent> {
         self.inner()?.extent()
+    }
+
+    /// Returns the lock of the file that the volume lies in, if the lock alone decides which
+    /// process may write the volume, so that it may move to another process. `None`: there is no
+    /// such lock, or the volume has more files, or state in this process.
+    fn file_lock(&self) -> Option<Arc<FileLock>> {
+        self.inner()?.file_lock()
     }
 
     /// Returns the handle that changes the volume's I/O limits, if it has limits.

@@ -1,8 +1,9 @@
 //! Worker front-end of an export: its client, its queues and its volume.
 
-use crate::disk::{Disk, DiskOptions, is_flush};
+use crate::disk::{Disk, DiskOptions, MAX_QUEUES, is_flush};
 use crate::error::{ClientError, Error};
 use crate::memory::{Attach, GuestMemory};
+use crate::ownership::Change;
 use crate::session::{Session, SessionStatus};
 use crate::stats::Stats;
 use crate::wire::MAX_FDS;
@@ -126,7 +127,6 @@ impl Backend {
         let (io, owner) = (context.io.clone(), context.owner);
         let in_place = || Intake::in_place(MAX_FDS);
         let intake = export.intake.unwrap_or_else(in_place);
-        let disk = Disk::open(export.volume, io, owner, export.max_in_flight, &export.disk)?;
         eventfd::prepare()?;
         let acceptor = Acceptor::new(
             export.listener,
@@ -135,10 +135,14 @@ impl Backend {
             export.connects,
         );
         let acceptor = acceptor.map_err(system("epoll_ctl"))?;
-        let accepts = acceptor.stats();
+        let queues = export.disk.queues.min(MAX_QUEUES);
+        let stats = Stats::new(queues, export.span, acceptor.stats());
+        let stats = Arc::new(stats);
+        let options = (&export.disk, &stats, &context.waker);
+        let disk = Disk::open(export.volume, io, owner, export.max_in_flight, options)?;
         let mut backend = Backend {
             intake,
-            stats: Arc::new(Stats::new(disk.shape.queues, export.span, accepts)),
+            stats,
             disk,
             memories: MemoryCache::with_limits(export.memory),
             acceptor,
@@ -297,6 +301,48 @@ impl Backend {
         }
     }
 
+    /// Returns the time at which a request that waits for the release of the volume is answered.
+    fn release_deadline(&self) -> Option<Instant> {
+        let waits = self.session.as_ref().is_some_and(|s| s.pending.is_some());
+        self.disk.ownership.deadline().filter(|_| waits)
+    }
+
+    /// Hands back the volume of an incoming disk that no front-end uses any more.
+    fn release_idle(&mut self) {
+        if self.session.is_none() && self.leaving.is_none() && self.disk.ownership.is_idle() {
+            self.disk.release();
+        }
+    }
+
+    /// Continues when the thread that takes or releases the volume's lock has a result.
+    fn advance_ownership(&mut self) -> bool {
+        let Some(change) = self.disk.ownership.advance() else {
+            return false;
+        };
+        let log = &self.stats.log;
+        let result = match change {
+            Change::Taken => {
+                log.line("taken", |left_out| {
+                    tracing::info!(left_out, "the volume was taken over")
+                });
+                self.tell_size();
+                let (session, disk) = (self.session.as_mut(), &mut self.disk);
+                session.map_or(Ok(()), |session| session.begin_all(disk))
+            }
+            Change::Released => {
+                log.line("released", |left_out| {
+                    tracing::info!(left_out, "the volume was released for another process")
+                });
+                Ok(())
+            }
+            Change::Refused(why) => Err(ClientError::Volume(why)),
+        };
+        if let Err(error) = result {
+            self.disconnect(Some(&error));
+        }
+        true
+    }
+
     /// Watches the listening socket again, if a front-end may connect.
     fn listen(&mut self) {
         let receiving = self.session.as_ref().is_some_and(Session::is_receiving);
@@ -439,7 +485,9 @@ impl Frontend for Backend {
     #[inline]
     fn complete(&mut self, completion: Completion) {
         self.disk.completed();
-        if is_flush(completion.tag) {
+        if is_flush(completion.tag) && !matches!(self.end, BackendPhase::Flushing) {
+            self.disk.released(completion);
+        } else if is_flush(completion.tag) {
             self.end = BackendPhase::flushed(completion);
         } else if let (Some(session), disk) = self.owner_of_requests() {
             session.complete(completion, disk);
@@ -466,6 +514,9 @@ impl Frontend for Backend {
             worked = true;
             let stats = self.stats.clone();
             stats.span.in_scope(|| self.listen());
+        }
+        if self.session.is_none() {
+            self.release_idle();
         }
         worked
     }
@@ -503,6 +554,7 @@ impl Frontend for Backend {
         self.tell_again
             .into_iter()
             .chain(self.disk.deadline())
+            .chain(self.release_deadline())
             .chain(self.intake.deadline())
             .chain(self.session.as_ref().and_then(Session::deadline))
             .chain(self.acceptor.deadline())
@@ -527,7 +579,9 @@ impl Frontend for Backend {
     fn drain_messages(&mut self) -> bool {
         let importing = self.session.as_ref().is_some_and(|s| s.import.is_some());
         let stats = self.stats.clone();
-        importing && stats.span.in_scope(|| self.finish_pending())
+        let _span = stats.span.enter();
+        let advanced = self.disk.ownership.is_waiting() && self.advance_ownership();
+        advanced | (importing && self.finish_pending())
     }
 
     fn update_volumes(&mut self) {

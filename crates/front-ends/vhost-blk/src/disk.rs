@@ -1,12 +1,16 @@
 //! Volume and guest-visible properties, shared by all queues of an export.
 
 use crate::error::Error;
+use crate::ownership::Ownership;
 use crate::request::{RequestLimits, VolumeOperation};
+use crate::stats::Stats;
 use crate::virtio::{ID_BYTES, SECTOR, Shape, feature};
+use crate::wire::protocol;
 use dma::View;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::task::Waker;
+use std::time::{Duration, Instant};
 use volume::{Completion, Info, Io, IoError, Op, OpenQueue, Request, Volume, Wake};
 use zerocopy::IntoBytes;
 
@@ -42,6 +46,8 @@ pub struct DiskOptions {
     /// Whether the write cache is on at first. While it is off, every write is durable on
     /// completion.
     pub write_cache: bool,
+    /// Maximum time for which a started disk waits until another process has released the volume.
+    pub lock_timeout: Duration,
 }
 
 impl Default for DiskOptions {
@@ -52,6 +58,7 @@ impl Default for DiskOptions {
             queue_size: 128,
             block_size: None,
             write_cache: true,
+            lock_timeout: Duration::from_secs(30),
         }
     }
 }
@@ -76,6 +83,8 @@ pub(crate) struct Disk {
     pub(crate) write_cache: bool,
     write_cache_at_first: bool,
     pub(crate) limits: RequestLimits,
+    /// Lock of the volume, which decides whether queues may run.
+    pub(crate) ownership: Ownership,
 }
 
 impl Disk {
@@ -84,7 +93,7 @@ impl Disk {
         io: Rc<Io>,
         owner: u16,
         max_in_flight: usize,
-        options: &DiskOptions,
+        (options, stats, waker): (&DiskOptions, &Arc<Stats>, &Waker),
     ) -> Result<Disk, Error> {
         let wrong = |text: String| Err(Error::Option(text));
         let info = volume.info();
@@ -142,7 +151,10 @@ impl Disk {
             block_size,
         };
         let queue = volume.open(&io)?;
+        let handles = (waker.clone(), stats.clone());
+        let ownership = Ownership::new(volume.clone(), options.lock_timeout, handles);
         let mut disk = Disk {
+            ownership,
             volume,
             immediate: queue.is_immediate(),
             prefetches: queue.prefetches(),
@@ -194,6 +206,45 @@ impl Disk {
     /// Returns the size of the disk in sectors of 512 bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.info().size / SECTOR
+    }
+
+    /// Returns whether the guest may migrate with the disk: its volume never changes, or has a lock
+    /// that keeps two processes from writing it.
+    fn migrates(&self) -> bool {
+        self.ownership.has_lock() || self.info().read_only
+    }
+
+    /// Returns the offered virtio features.
+    pub(crate) fn features(&self) -> u64 {
+        let log = if self.migrates() { feature::LOG_ALL } else { 0 };
+        self.shape.features(&self.info()) | log
+    }
+
+    /// Returns the offered vhost-user protocol features. A front-end refuses to migrate without
+    /// that of the log.
+    pub(crate) fn protocol(&self) -> u64 {
+        let log = if self.migrates() {
+            protocol::LOG_SHMFD
+        } else {
+            0
+        };
+        protocol::ALL | log
+    }
+
+    /// Starts the flush before the volume's release, if it is to be released and there is room.
+    pub(crate) fn release(&mut self) {
+        if self.has_room()
+            && self.ownership.release()
+            && let Some(completion) = self.flush()
+        {
+            self.released(completion);
+        }
+    }
+
+    /// Continues the release with the completion of its flush.
+    pub(crate) fn released(&mut self, completion: Completion) {
+        let result = completion.result.map_err(|error| error.to_string());
+        self.ownership.flushed(result);
     }
 
     /// Returns the bytes of the virtio configuration space.

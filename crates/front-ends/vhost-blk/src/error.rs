@@ -47,6 +47,9 @@ pub(crate) enum ClientError {
     TooManyFds,
     #[error(transparent)]
     Receiver(ReadError),
+    /// Another process has the volume.
+    #[error("{0}")]
+    Volume(String),
     #[error("request {request}: {why}")]
     Refused { request: u32, why: RequestRefusal },
 }

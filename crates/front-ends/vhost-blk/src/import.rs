@@ -1,8 +1,9 @@
 //! Requests with memory files. Another thread maps the files first, and only then is the request
 //! handled: the worker serves other front-ends meanwhile.
 
+use crate::log::DirtyLog;
 use crate::memory::GuestMemory;
-use crate::wire::{InflightDescription, Region};
+use crate::wire::{InflightDescription, LogDescription, Region};
 use dma::{Import, MapError, Memory, PendingImport};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -17,6 +18,8 @@ pub(crate) enum MemoryRequest {
     Region(Region),
     /// SET_INFLIGHT_FD.
     Inflight(InflightDescription),
+    /// SET_LOG_BASE.
+    Log(LogDescription),
 }
 
 impl MemoryRequest {
@@ -25,6 +28,7 @@ impl MemoryRequest {
         match self {
             Self::Table(regions) => regions.get(index)?.file_end(),
             Self::Region(region) => region.file_end(),
+            Self::Log(log) => DirtyLog::file_end(log),
             Self::Inflight(inflight) => inflight.mmap_offset.checked_add(inflight.mmap_size),
         }
     }

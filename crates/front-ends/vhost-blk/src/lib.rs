@@ -20,10 +20,10 @@
 //! is copied once and checked. A queue that its guest has broken stops, and a front-end that breaks
 //! the protocol is disconnected. They cannot end the process.
 //!
-//! This crate implements the protocol itself, without threads and locks, since `vhost`'s own server
-//! blocks in the middle of a message and answers at once. Here a worker polls rings and waits for
-//! completions. GET_VRING_BASE and a new memory table are answered only when no outstanding request
-//! can access the removed memory. The tests use `vhost`'s front-end.
+//! This crate implements the protocol itself, without threads and locks on the way of a request,
+//! since `vhost`'s own server blocks in the middle of a message and answers at once. Here a worker
+//! polls rings and waits for completions. GET_VRING_BASE and a new memory table are answered only
+//! when no outstanding request can access the removed memory. The tests use `vhost`'s front-end.
 //!
 //! # Example
 //!
@@ -70,8 +70,10 @@ mod error;
 mod eventfd;
 mod import;
 mod inflight;
+mod log;
 mod memory;
 mod messages;
+mod ownership;
 mod pins;
 mod plain;
 #[cfg(test)]

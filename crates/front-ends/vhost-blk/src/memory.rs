@@ -185,6 +185,13 @@ impl GuestMemory {
         found.is_some_and(|(_, memory)| fstat(memory.fd()).is_ok_and(|stat| stat.st_blocks == 0))
     }
 
+    /// Returns the guest-physical address behind the last region.
+    pub(crate) fn end(&self) -> u64 {
+        let ends = self.regions.iter();
+        let ends = ends.map(|(region, _)| region.guest_address.saturating_add(region.size));
+        ends.max().unwrap_or(0)
+    }
+
     /// Returns the guest-physical address of `len` bytes at an address of the front-end; they must
     /// lie in one region.
     pub(crate) fn guest_address(&self, user: u64, len: usize) -> Result<u64, RequestRefusal> {

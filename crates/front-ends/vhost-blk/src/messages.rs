@@ -6,6 +6,7 @@ use crate::error::{ClientError, RequestRefusal};
 use crate::eventfd::{Kick, Signal};
 use crate::import::{FileImport, MemoryRequest};
 use crate::inflight::Inflight;
+use crate::log::DirtyLog;
 use crate::queue::Queue;
 use crate::ring::RingAddress;
 use crate::session::{Pending, Session};
@@ -14,6 +15,7 @@ use crate::virtio::{WRITEBACK_OFFSET, feature};
 use crate::wire::*;
 use dma::{MapError, Memory};
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use zerocopy::IntoBytes;
 
 /// Answer to a request of the front-end.
@@ -43,6 +45,7 @@ fn answers(request: u32) -> bool {
             | request::GET_CONFIG
             | request::GET_INFLIGHT_FD
             | request::GET_MAX_MEM_SLOTS
+            | request::SET_LOG_BASE
     )
 }
 
@@ -137,6 +140,16 @@ impl Session {
                 let memory = one(memories?)?;
                 self.track(given, memory, disk)
             }
+            MemoryRequest::Log(given) => {
+                let log = DirtyLog::new(one(memories?)?, &given, &self.stats)?;
+                if !log.covers(self.memory.end()) {
+                    return Err(RequestRefusal::Value("log smaller than guest memory"));
+                }
+                self.log = Some(Rc::new(log));
+                self.apply_log();
+                // The protocol defines no payload: QEMU accepts any, rust-vmm's front-end this one.
+                Ok(Answer::Payload(given.as_bytes().to_vec(), None))
+            }
         }
     }
 
@@ -157,14 +170,16 @@ impl Session {
             }
             request::SET_BACKEND_REQ_FD => return self.set_backend_channel(fds),
             request::SET_INFLIGHT_FD => return self.set_inflight(header, &payload, fds),
+            request::SET_LOG_BASE => return self.set_log_base(header, &payload, fds),
+            request::SET_LOG_FD => return self.set_log_fd(fds),
             _ => drop(fds),
         }
         match header.request {
-            request::GET_FEATURES => Ok(number(disk.shape.features(&disk.info()))),
+            request::GET_FEATURES => Ok(number(disk.features())),
             request::SET_FEATURES => self.set_features(&payload, disk),
             request::SET_OWNER => Ok(Answer::Done),
-            request::GET_PROTOCOL_FEATURES => Ok(number(protocol::ALL)),
-            request::SET_PROTOCOL_FEATURES => self.set_protocol_features(&payload),
+            request::GET_PROTOCOL_FEATURES => Ok(number(disk.protocol())),
+            request::SET_PROTOCOL_FEATURES => self.set_protocol_features(&payload, disk),
             request::GET_QUEUE_NUM => {
                 self.needs(protocol::MQ)?;
                 Ok(number(u64::from(disk.shape.queues)))
@@ -240,11 +255,11 @@ impl Session {
 
     fn set_features(&mut self, payload: &[u8], disk: &mut Disk) -> MessageResult {
         let features: u64 = exactly(payload).ok_or(RequestRefusal::Size)?;
-        if features & !disk.shape.features(&disk.info()) != 0 {
+        if features & !disk.features() != 0 {
             return Err(RequestRefusal::Value("features that were not offered"));
         }
         if self.queues.iter().any(|queue| queue.run.is_some())
-            && (features ^ self.features) & !feature::PROTOCOL_FEATURES != 0
+            && (features ^ self.features) & !(feature::PROTOCOL_FEATURES | feature::LOG_ALL) != 0
         {
             return Err(RequestRefusal::Value("features of a running device"));
         }
@@ -252,13 +267,14 @@ impl Session {
         for queue in &mut self.queues {
             queue.set_features(features);
         }
+        self.apply_log();
         disk.negotiated(features);
         Ok(Answer::Done)
     }
 
-    fn set_protocol_features(&mut self, payload: &[u8]) -> MessageResult {
+    fn set_protocol_features(&mut self, payload: &[u8], disk: &Disk) -> MessageResult {
         let features: u64 = exactly(payload).ok_or(RequestRefusal::Size)?;
-        if features & !protocol::ALL != 0 {
+        if features & !disk.protocol() != 0 {
             return Err(RequestRefusal::Value("features that were not offered"));
         }
         self.protocol = features;
@@ -355,15 +371,19 @@ impl Session {
 
     fn set_vring_addr(&mut self, payload: &[u8], disk: &Disk) -> MessageResult {
         let addr: VringAddr = exactly(payload).ok_or(RequestRefusal::Size)?;
-        if addr.flags != 0 {
-            return Err(RequestRefusal::Value("logging was not offered"));
+        if addr.flags & !VRING_LOG != 0 {
+            return Err(RequestRefusal::Value("unknown flags of a ring"));
         }
+        let log_at = (addr.flags & VRING_LOG != 0).then_some(addr.log);
         let address = RingAddress {
             descriptors: addr.descriptor,
             available: addr.available,
             used: addr.used,
         };
-        self.queue(addr.index.into(), disk)?.set_address(address)?;
+        let queue = self.queue(addr.index.into(), disk)?;
+        queue.set_address(address)?;
+        queue.set_used_log(log_at);
+        self.apply_log();
         Ok(Answer::Done)
     }
 
@@ -389,7 +409,12 @@ impl Session {
         Ok((index, Some(one(fds)?)))
     }
 
-    fn set_vring_kick(&mut self, payload: &[u8], fds: Vec<OwnedFd>, disk: &Disk) -> MessageResult {
+    fn set_vring_kick(
+        &mut self,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+        disk: &mut Disk,
+    ) -> MessageResult {
         let (index, fd) = self.vring_fd(payload, fds)?;
         let number = u8::try_from(index).map_err(|_| RequestRefusal::Ring(index))?;
         let kick = match fd {
@@ -404,7 +429,7 @@ impl Session {
             self.say_not_shared();
         }
         // There is such a queue, so its number fits.
-        match self.begin(index as u16) {
+        match self.begin(index as u16, disk) {
             Err(RequestRefusal::Address(_)) => Err(RequestRefusal::NotShared),
             begun => begun.map(|()| Answer::Done),
         }
@@ -484,6 +509,22 @@ impl Session {
         }
         let request = MemoryRequest::Inflight(given);
         Ok(self.import(header, request, vec![one(fds)?]))
+    }
+
+    /// Sets the dirty log (SET_LOG_BASE), which replaces an earlier one before the answer.
+    fn set_log_base(&mut self, header: Header, payload: &[u8], fds: Vec<OwnedFd>) -> MessageResult {
+        self.needs(protocol::LOG_SHMFD)?;
+        let given: LogDescription = exactly(payload).ok_or(RequestRefusal::Size)?;
+        let request = MemoryRequest::Log(given);
+        Ok(self.import(header, request, vec![one(fds)?]))
+    }
+
+    /// Sets the eventfd that is signalled after pages were marked (SET_LOG_FD).
+    fn set_log_fd(&mut self, fds: Vec<OwnedFd>) -> MessageResult {
+        self.needs(protocol::LOG_SHMFD)?;
+        self.log_signal = Some(Rc::new(Signal::new(one(fds)?)?));
+        self.apply_log();
+        Ok(Answer::Done)
     }
 
     /// Tracks requests in the memory of a file that a front-end has kept.

@@ -14,6 +14,7 @@
 //! process dies before that.
 
 use crate::disk::Disk;
+use crate::log::DirtyLog;
 use crate::request::{RequestLimits, VolumeOperation};
 use crate::ring::{RingEntries, flag};
 use crate::run::{Run, failed};
@@ -253,17 +254,47 @@ fn count(stats: &QueueStats, is_read: bool, bytes: u32) {
 }
 
 impl Run {
-    /// Executes up to `limit` of the waiting requests as long as they are plain, at once and in
-    /// order. Publishes `together` used entries at a time. Returns the number of requests. The
-    /// general path continues with any other request.
+    /// Executes plain requests as [`Run::answer_plain`] does, and marks the pages that they write.
+    #[inline(never)]
+    pub(crate) fn answer_logged(
+        &mut self,
+        log: &DirtyLog,
+        counts: (u16, u16),
+        disk: &mut Disk,
+        map: &DmaMap,
+        stats: &QueueStats,
+        budget: &mut Budget,
+    ) -> u16 {
+        let mark = |addr, len| log.mark(addr, len);
+        self.answer_plain(counts, disk, map, stats, budget, mark)
+    }
+
+    /// Executes plain requests as [`Run::answer_plain`] does.
     #[inline(never)]
     pub(crate) fn answer(
+        &mut self,
+        counts: (u16, u16),
+        disk: &mut Disk,
+        map: &DmaMap,
+        stats: &QueueStats,
+        budget: &mut Budget,
+    ) -> u16 {
+        self.answer_plain(counts, disk, map, stats, budget, |_, _| ())
+    }
+
+    /// Executes up to `limit` of the waiting requests as long as they are plain, at once and in
+    /// order. Publishes `together` used entries at a time. Returns the number of requests. The
+    /// general path continues with any other request. `mark` is called with address and length of
+    /// written guest memory, without the used ring.
+    #[inline(always)]
+    fn answer_plain(
         &mut self,
         (limit, together): (u16, u16),
         disk: &mut Disk,
         map: &DmaMap,
         stats: &QueueStats,
         budget: &mut Budget,
+        mark: impl Fn(u64, u64),
     ) -> u16 {
         let Some(ring) = &self.ring else {
             return 0;
@@ -317,6 +348,8 @@ impl Run {
                 crash::point!("vhost-blk.plain.answered");
                 count(stats, request.is_read(), bytes);
                 let read = if request.is_read() { bytes } else { 0 };
+                mark(request.data_at, read.into());
+                mark(request.status_at, 1);
                 last = request.head;
                 self.used
                     .post_unrecorded(&entries, last, read.wrapping_add(1));

@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 use volume::{
     Budget, Completion, FastPath, Info, Io, IoError, IoOptions, MemVolume, Op, OpenQueue,
     QueueState, Request, Volume, VolumeError, VolumeQueue,
@@ -82,14 +83,15 @@ impl Side {
         }
         let io = Rc::new(Io::new(IoOptions::default()));
         let options = DiskOptions::default();
-        let mut disk = Disk::open(volume.clone(), io.clone(), 3, 1024, &options).unwrap();
+        let stats = Stats::new(1, tracing::Span::none(), Arc::default());
+        let stats = Arc::new(stats);
+        let options = (&options, &stats, Waker::noop());
+        let mut disk = Disk::open(volume.clone(), io.clone(), 3, 1024, options).unwrap();
         disk.negotiated(feature::FLUSH | feature::DISCARD | feature::WRITE_ZEROES);
         assert!(disk.is_immediate());
         if !fast {
             disk.use_general_path();
         }
-        let stats = Stats::new(1, tracing::Span::none(), Arc::default());
-        let stats = Arc::new(stats);
         let at = RingAddress {
             descriptors: 0,
             available: AVAILABLE,

@@ -5,11 +5,13 @@ use crate::disk::{Disk, MAX_QUEUE_SIZE};
 use crate::error::RequestRefusal;
 use crate::eventfd::{Kick, Signal};
 use crate::inflight::Inflight;
+use crate::log::{DirtyLog, UsedRingLog};
 use crate::memory::GuestMemory;
 use crate::ring::{Ring, RingAddress, part_sizes};
 use crate::run::{Run, RunOptions};
 use crate::stats::{QueueStats, Stats};
 use crate::virtio::feature;
+use std::rc::Rc;
 use std::sync::Arc;
 use volume::{Budget, Completion};
 
@@ -34,6 +36,8 @@ pub(crate) struct Queue {
     size: u16,
     /// Addresses of the virtqueue's parts, in the front-end's address space.
     address: Option<RingAddress>,
+    /// Guest-physical address under which writes to the used ring are logged, if they are.
+    used_log_at: Option<u64>,
     base: u16,
     start: Start,
     call: Option<Signal>,
@@ -59,6 +63,7 @@ impl Queue {
             index,
             size: 0,
             address: None,
+            used_log_at: None,
             base: 0,
             start: Start::Stopped,
             call: None,
@@ -102,6 +107,29 @@ impl Queue {
         // QEMU repeats the address when memory moves: a running queue is resolved again.
         self.address = Some(address);
         Ok(())
+    }
+
+    /// Sets the guest-physical address under which writes to the used ring are logged, or `None`.
+    pub(crate) fn set_used_log(&mut self, at: Option<u64>) {
+        self.used_log_at = at;
+    }
+
+    /// Applies the logs of the connection: that of the guest's memory (`all`), and that of rings
+    /// which have chosen it.
+    pub(crate) fn set_log(
+        &mut self,
+        all: Option<&Rc<DirtyLog>>,
+        rings: Option<&(Rc<DirtyLog>, Option<Rc<Signal>>)>,
+    ) {
+        let used = self.used_log_at.zip(rings);
+        let used = used.map(|(at, (log, signal))| UsedRingLog {
+            log: log.clone(),
+            at,
+            signal: signal.clone(),
+        });
+        if let Some(run) = &mut self.run {
+            run.set_log(all.cloned(), used);
+        }
     }
 
     /// Returns the front-end's address of the available ring, if it is set.
@@ -178,9 +206,14 @@ impl Queue {
         Ok(Ring::resolve(memory.map(), at, self.size, event_idx)?)
     }
 
+    /// Returns whether the front-end has started the queue.
+    pub(crate) fn is_started(&self) -> bool {
+        !matches!(self.start, Start::Stopped)
+    }
+
     /// Starts to fetch requests, if the queue is started and does not run yet.
     pub(crate) fn begin(&mut self, with: &Negotiated<'_>) -> Result<(), RequestRefusal> {
-        if self.run.is_some() || matches!(self.start, Start::Stopped) {
+        if self.run.is_some() || !self.is_started() {
             return Ok(());
         }
         if self.size == 0 {
@@ -220,13 +253,15 @@ impl Queue {
             tracing::debug!(queue = self.index, %why, "ring memory has gone");
         }
         if let Some(run) = &mut self.run {
-            run.set_ring(ring.ok());
+            run.set_ring(ring.ok(), memory.map());
         }
     }
 
-    /// Stops the queue if its ring was in a mapping that has lost its memory.
-    pub(crate) fn check_memory(&mut self) {
-        if let Some(run) = self.run.as_mut().filter(|run| run.is_poisoned()) {
+    /// Stops the queue if its ring, or the dirty log (`is_log_lost`), was in a mapping that has
+    /// lost its memory.
+    pub(crate) fn check_memory(&mut self, is_log_lost: bool) {
+        let is_lost = |run: &&mut Run| is_log_lost || run.is_poisoned();
+        if let Some(run) = self.run.as_mut().filter(is_lost) {
             run.breaks(&"its memory file was cut short");
             self.signal_error();
         }
@@ -334,6 +369,7 @@ impl Queue {
         self.size = 0;
         self.base = 0;
         self.address = None;
+        self.used_log_at = None;
         self.enabled = None;
     }
 

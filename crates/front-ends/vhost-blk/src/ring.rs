@@ -1,5 +1,6 @@
 //! The memory of a split virtqueue (virtio 1.2, 2.7): descriptor table, available ring, used ring.
 
+use crate::log::UsedRingLog;
 use dma::{Access, Area, DmaError, DmaMap, Field16, Fields16, Pairs32, Pairs64};
 
 const DESCRIPTOR_BYTES: usize = 16;
@@ -161,6 +162,29 @@ impl Ring {
     pub(crate) fn set_used(&self, index: u16, head: u16, len: u32) {
         let at = RING_HEADER + self.slot(index) * USED_ENTRY;
         self.used.store_pair32(at, [u32::from(head), len]);
+    }
+
+    /// Marks the used entries from index `old` to before `new`, and the used index, as written.
+    #[cold]
+    pub(crate) fn mark_used(&self, log: &UsedRingLog, old: u16, new: u16) {
+        let count = new.wrapping_sub(old).min(self.size);
+        let first = old & (self.size - 1);
+        let to_end = count.min(self.size - first);
+        for (first, count) in [(first, to_end), (0, count - to_end)] {
+            let at = RING_HEADER + usize::from(first) * USED_ENTRY;
+            log.mark(at as u64, (usize::from(count) * USED_ENTRY) as u64);
+        }
+        log.mark(IDX as u64, 2);
+        if let Some(signal) = &log.signal {
+            signal.send();
+        }
+    }
+
+    /// Returns the range in the used ring, as offset and length in bytes, that
+    /// [`Ring::set_available_event`] writes, or without EVENT_IDX [`Ring::set_notify`].
+    pub(crate) fn notify_field(&self, event_idx: bool) -> (u64, u64) {
+        let event = RING_HEADER + usize::from(self.size) * USED_ENTRY;
+        (if event_idx { event } else { FLAGS } as u64, 2)
     }
 
     /// Returns the used index that was published last.

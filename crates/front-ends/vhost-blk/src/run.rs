@@ -5,6 +5,7 @@ use crate::depth::ClientDepth;
 use crate::disk::Disk;
 use crate::eventfd::Signal;
 use crate::inflight::Tracker;
+use crate::log::{DirtyLog, UsedRingLog};
 use crate::plain::Group;
 use crate::request::{Action, NoStatus, Parsed, VolumeOperation, parse};
 use crate::ring::Ring;
@@ -14,6 +15,7 @@ use crate::virtio::BlkStatus;
 use dma::{DmaMap, SegmentList};
 use probes::{Failure, IoKind, TIMED_EVERY, cycles};
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use volume::{Budget, Completion, IoError, IoErrorKind, Op, Request};
@@ -96,6 +98,8 @@ pub(crate) struct Run {
     held: Vec<(u16, u32)>,
     walker: Walker,
     depth: ClientDepth,
+    /// Dirty log of the guest's memory, if writes to it are logged.
+    log: Option<Rc<DirtyLog>>,
     /// Copies of plain requests, valid within [`Run::answer`] only.
     pub(crate) groups: Box<[Group; 2]>,
     /// Number of requests to fetch before the next one with a latency measurement.
@@ -127,6 +131,7 @@ impl Run {
             held: Vec::new(),
             walker: Walker::default(),
             depth: ClientDepth::default(),
+            log: None,
             groups: Box::default(),
             until_timed: 0,
             stats: stats.clone(),
@@ -166,6 +171,13 @@ impl Run {
         self.stopping = true;
     }
 
+    /// Sets the dirty log of the guest's memory, and that of the used ring. Requests that are
+    /// outstanding are logged when they complete.
+    pub(crate) fn set_log(&mut self, log: Option<Rc<DirtyLog>>, used: Option<UsedRingLog>) {
+        self.log = log;
+        self.used.set_log(used);
+    }
+
     /// Stops using guest memory, which is not written any more.
     pub(crate) fn abandon(&mut self) {
         self.stopping = true;
@@ -175,10 +187,11 @@ impl Run {
     }
 
     /// Handles a change of guest memory: the virtqueue's new memory, or `None` if it is missing.
-    pub(crate) fn set_ring(&mut self, ring: Option<Ring>) {
+    pub(crate) fn set_ring(&mut self, ring: Option<Ring>, map: &DmaMap) {
         self.ring = ring;
         if self.ring.is_some() {
             for (head, len) in std::mem::take(&mut self.held) {
+                self.mark_data(head, len.saturating_sub(1), map);
                 self.post(head, len);
             }
         }
@@ -263,7 +276,10 @@ impl Run {
         while left > 0 {
             if disk.is_immediate() && self.again.is_empty() {
                 let counts = (left as u16, self.depth.entries_to_publish());
-                let answered = self.answer(counts, disk, map, stats, budget);
+                let answered = match self.log.clone() {
+                    None => self.answer(counts, disk, map, stats, budget),
+                    Some(log) => self.answer_logged(&log, counts, disk, map, stats, budget),
+                };
                 worked |= answered > 0;
                 left -= usize::from(answered);
                 if left == 0 || budget.is_spent() {
@@ -507,9 +523,34 @@ impl Run {
         // status.
         let _ = map.write(status_at, &[status as u8]);
         crash::point!("vhost-blk.status.written");
+        if let Some(log) = &self.log {
+            log.mark(status_at, 1);
+            self.mark_data(head, written, map);
+        }
         self.post(head, written.saturating_add(1));
         if fetched_at != 0 {
             stats.io.timed(kind, cycles().saturating_sub(fetched_at));
+        }
+    }
+
+    /// Marks the `written` bytes of a request's buffers. The chain is walked again, so that
+    /// requests which began before the log need no record. Without the virtqueue's memory this
+    /// waits for [`Run::set_ring`].
+    #[cold]
+    fn mark_data(&mut self, head: u16, written: u32, map: &DmaMap) {
+        let (Some(log), Some(ring)) = (&self.log, &self.ring) else {
+            return;
+        };
+        if written == 0 {
+            return;
+        }
+        // A guest that has changed the chain meanwhile loses its own data.
+        let walked = self.walker.walk(head, ring, self.size, self.indirect, map);
+        let mut left = written;
+        for buffer in walked.unwrap_or_default().iter().filter(|b| b.writable) {
+            let len = buffer.len.min(left);
+            log.mark(buffer.addr, len.into());
+            left -= len;
         }
     }
 
@@ -548,6 +589,8 @@ impl Run {
             && let Some(ring) = &self.ring
         {
             ring.set_notify(false);
+            let (offset, len) = ring.notify_field(false);
+            self.used.mark(offset, len);
         }
     }
 
@@ -565,6 +608,8 @@ impl Run {
         } else {
             ring.set_notify(true);
         }
+        let (offset, len) = ring.notify_field(self.event_idx);
+        self.used.mark(offset, len);
         self.armed = true;
         stats.arms.add(1);
         // Either the guest sees that it must ring, or its request is seen here (2.7.10).

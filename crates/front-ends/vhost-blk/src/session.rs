@@ -2,17 +2,21 @@
 
 use crate::disk::Disk;
 use crate::error::{ClientError, RequestRefusal};
+use crate::eventfd::Signal;
 use crate::import::FileImport;
 use crate::inflight::Inflight;
+use crate::log::DirtyLog;
 use crate::memory::GuestMemory;
 use crate::queue::{Negotiated, Queue};
 use crate::run::untag;
 use crate::stats::Stats;
 use crate::stream::{Received, Stream};
+use crate::virtio::feature;
 use crate::wire::{self, BACKEND_CONFIG_CHANGE, Header, protocol};
 use receive::Socket;
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -62,6 +66,10 @@ pub(crate) struct Session {
     /// vhost-user protocol features that the front-end has accepted.
     pub(crate) protocol: u64,
     pub(crate) inflight: Option<Inflight>,
+    /// Dirty log of the front-end. Only marked with the feature LOG_ALL, or the flag of a ring.
+    pub(crate) log: Option<Rc<DirtyLog>>,
+    /// Eventfd that is signalled after pages were marked.
+    pub(crate) log_signal: Option<Rc<Signal>>,
     /// Channel for the back-end's requests to the front-end, if there is one.
     pub(crate) backend_channel: Option<OwnedFd>,
     pub(crate) pending: Option<Pending>,
@@ -96,6 +104,8 @@ impl Session {
             features: 0,
             protocol: 0,
             inflight: None,
+            log: None,
+            log_signal: None,
             backend_channel: None,
             pending: None,
             import: None,
@@ -171,6 +181,9 @@ impl Session {
                     index: u32::from(index),
                     num: u32::from(queue.end()),
                 };
+                if self.is_releasing(disk) {
+                    return Ok(false);
+                }
                 self.pending = None;
                 self.stream.reply(header.request, state.as_bytes(), None)?;
             }
@@ -195,13 +208,49 @@ impl Session {
         Ok(true)
     }
 
+    /// Returns whether the volume's release has to end before the last stopped queue is reported:
+    /// the destination of the migration may start the disk at once then.
+    fn is_releasing(&self, disk: &mut Disk) -> bool {
+        let is_logging = self.log.is_some() && self.features & feature::LOG_ALL != 0;
+        if !is_logging || self.queues.iter().any(|queue| queue.run.is_some()) {
+            return false;
+        }
+        disk.release();
+        disk.ownership.is_releasing(Instant::now())
+    }
+
+    /// Applies the dirty log to all queues.
+    pub(crate) fn apply_log(&mut self) {
+        let all = self.log.as_ref();
+        let all = all.filter(|_| self.features & feature::LOG_ALL != 0);
+        let rings = self.log.clone().map(|log| (log, self.log_signal.clone()));
+        for queue in &mut self.queues {
+            queue.set_log(all, rings.as_ref());
+        }
+    }
+
+    /// Starts the queues that have waited for the volume.
+    pub(crate) fn begin_all(&mut self, disk: &mut Disk) -> Result<(), ClientError> {
+        for index in 0..self.queues.len() as u16 {
+            self.begin(index, disk)
+                .map_err(|why| ClientError::Refused {
+                    request: wire::request::SET_VRING_KICK,
+                    why,
+                })?;
+        }
+        Ok(())
+    }
+
     /// Fetches requests from all queues and starts them, within the budget. Returns whether there
     /// were any.
     pub(crate) fn fetch(&mut self, disk: &mut Disk, budget: &mut Budget) -> bool {
         let faults = dma::sigbus::faults();
         if faults != self.faults {
             self.faults = faults;
-            self.queues.iter_mut().for_each(Queue::check_memory);
+            let is_lost = self.log.as_ref().is_some_and(|log| log.is_poisoned());
+            for queue in &mut self.queues {
+                queue.check_memory(is_lost);
+            }
         }
         // The first queue changes each round, so that no queue starves when the volume has no room
         // for all.
@@ -281,6 +330,7 @@ impl Session {
         self.import = None;
         self.backend_channel = None;
         self.inflight = None;
+        self.log = None;
         self.memory.clear();
     }
 
@@ -332,7 +382,12 @@ impl Session {
     }
 
     /// Starts the queue with this index, if the front-end has set it up completely.
-    pub(crate) fn begin(&mut self, index: u16) -> Result<(), RequestRefusal> {
+    /// While another process has the volume, [`Session::begin_all`] does it later.
+    pub(crate) fn begin(&mut self, index: u16, disk: &mut Disk) -> Result<(), RequestRefusal> {
+        let queue = self.queues.get(usize::from(index));
+        if queue.is_some_and(Queue::is_started) && !disk.ownership.take() {
+            return Ok(());
+        }
         let with = Negotiated {
             features: self.features,
             inflight: self.inflight.as_ref(),
@@ -342,7 +397,9 @@ impl Session {
             return Err(RequestRefusal::Ring(index.into()));
         };
         queue.begin(&with)?;
-        if queue.run.is_some() && !std::mem::replace(&mut self.is_said, true) {
+        let is_running = queue.run.is_some();
+        self.apply_log();
+        if is_running && !std::mem::replace(&mut self.is_said, true) {
             let log = &self.stats.log;
             log.line("served", |left_out| {
                 tracing::info!(left_out, "front-end is served")

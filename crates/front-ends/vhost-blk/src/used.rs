@@ -2,6 +2,7 @@
 
 use crate::eventfd::Signal;
 use crate::inflight::Tracker;
+use crate::log::UsedRingLog;
 use crate::ring::{Ring, RingEntries, UsedIndex, need_event};
 use crate::stats::QueueStats;
 use std::sync::atomic::{Ordering, fence};
@@ -11,7 +12,6 @@ use std::sync::atomic::{Ordering, fence};
 /// A used entry passes three steps, each at an index of its own: it is written, published with the
 /// used index, and signalled by an interrupt if the driver wants one. A driver that polls sees a
 /// published entry at once; a batch has one interrupt, after its last entry.
-#[derive(Debug)]
 pub(crate) struct UsedEntries {
     /// Index of the next used entry to write.
     next: u16,
@@ -21,6 +21,8 @@ pub(crate) struct UsedEntries {
     signalled: u16,
     /// Record of outstanding requests, if the front-end uses inflight tracking.
     tracker: Option<Tracker>,
+    /// Dirty log of the used ring, if its writes are logged.
+    log: Option<UsedRingLog>,
 }
 
 impl UsedEntries {
@@ -31,6 +33,20 @@ impl UsedEntries {
             published: used_idx,
             signalled: used_idx,
             tracker,
+            log: None,
+        }
+    }
+
+    /// Sets the dirty log of the used ring, or ends logging.
+    pub(crate) fn set_log(&mut self, log: Option<UsedRingLog>) {
+        self.log = log;
+    }
+
+    /// Marks `len` bytes from byte `offset` of the used ring on, if its writes are logged.
+    #[inline]
+    pub(crate) fn mark(&self, offset: u64, len: u64) {
+        if let Some(log) = &self.log {
+            log.mark(offset, len);
         }
     }
 
@@ -142,6 +158,9 @@ impl UsedEntries {
         stats: &QueueStats,
     ) {
         let old = std::mem::replace(&mut self.signalled, self.published);
+        if let Some(log) = &self.log {
+            ring.mark_used(log, old, self.published);
+        }
         let Some(call) = call else {
             return;
         };

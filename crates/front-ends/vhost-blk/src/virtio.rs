@@ -19,6 +19,8 @@ pub mod feature {
     pub const MQ: u64 = 1 << 12;
     pub const DISCARD: u64 = 1 << 13;
     pub const WRITE_ZEROES: u64 = 1 << 14;
+    /// Feature bit VHOST_F_LOG_ALL, which only the front-end uses: written pages are logged.
+    pub const LOG_ALL: u64 = 1 << 26;
     pub const INDIRECT_DESC: u64 = 1 << 28;
     pub const EVENT_IDX: u64 = 1 << 29;
     /// Feature bit VHOST_USER_F_PROTOCOL_FEATURES, which only the front-end uses.

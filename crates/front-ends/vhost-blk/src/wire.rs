@@ -25,6 +25,7 @@ pub mod flags {
 /// vhost-user protocol feature bits.
 pub mod protocol {
     pub const MQ: u64 = 1 << 0;
+    pub const LOG_SHMFD: u64 = 1 << 1;
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const BACKEND_REQ: u64 = 1 << 5;
     pub const CONFIG: u64 = 1 << 9;
@@ -32,6 +33,7 @@ pub mod protocol {
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
+    /// Features of every disk.
     pub const ALL: u64 =
         MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS;
 }
@@ -43,6 +45,8 @@ pub mod request {
     pub const SET_OWNER: u32 = 3;
     pub const RESET_OWNER: u32 = 4;
     pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_LOG_BASE: u32 = 6;
+    pub const SET_LOG_FD: u32 = 7;
     pub const SET_VRING_NUM: u32 = 8;
     pub const SET_VRING_ADDR: u32 = 9;
     pub const SET_VRING_BASE: u32 = 10;
@@ -102,6 +106,17 @@ pub struct VringAddr {
     pub used: u64,
     pub available: u64,
     pub log: u64,
+}
+
+/// Flag VHOST_VRING_F_LOG of SET_VRING_ADDR: writes to the used ring are logged.
+pub const VRING_LOG: u32 = 1;
+
+/// Payload "log description" of SET_LOG_BASE: the bitmap of dirty pages in a file.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LogDescription {
+    pub mmap_size: u64,
+    pub mmap_offset: u64,
 }
 
 /// Description of a memory region ("Memory region").

@@ -3,7 +3,9 @@
 use super::journal::{SLOTS, journal_len};
 use super::locks::{Hold, Locks};
 use super::queue::AtomicQueue;
-use crate::{AtomicWrites, Info, Io, IoError, MAX_ATOMIC_UNIT, OpenQueue, Volume, VolumeError};
+use crate::{
+    AtomicWrites, FileLock, Info, Io, IoError, MAX_ATOMIC_UNIT, OpenQueue, Volume, VolumeError,
+};
 use dma::{Buffer, SegmentList};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -295,6 +297,11 @@ impl Volume for AtomicVolume {
     /// Reads from the lower volume. Entries of the journal may not have been repeated yet.
     fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
         self.shared.volume.read_at(offset, buffer)
+    }
+
+    /// The journal is a second file.
+    fn file_lock(&self) -> Option<Arc<FileLock>> {
+        None
     }
 
     fn atomic_writes(&self) -> AtomicWrites {

@@ -7,6 +7,7 @@ mod exclusive;
 mod fence;
 mod format;
 mod holder;
+mod lock;
 mod open;
 mod sys;
 mod threads;
@@ -23,12 +24,13 @@ use copy::{Copier, Copies};
 pub(crate) use description::FileDescription;
 use dma::{Buffer, SegmentList, View};
 pub use fence::PreviousProcess;
+pub use lock::FileLock;
 use open::OpenedFile;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use threads::{FileThreads, ThreadsQueue};
 
@@ -164,6 +166,8 @@ struct FileState {
     copier: Option<Copier>,
     /// Number of further openings that each hold a lock of a part of the file.
     openings: AtomicU64,
+    /// Lock of the used part of the file, once that part is known.
+    lock: OnceLock<Arc<FileLock>>,
 }
 
 /// Size in bytes that a file without a fixed end reports.
@@ -251,6 +255,7 @@ impl FileVolume {
                 size: AtomicU64::new(if endless { UNBOUNDED_SIZE } else { opened.size }),
                 endless,
                 openings: AtomicU64::new(0),
+                lock: OnceLock::new(),
                 number: copy::number(),
                 copier: copies.then(Copier::new),
                 abilities,
@@ -291,7 +296,27 @@ impl FileVolume {
             shared.fd.as_fd(),
             offset,
             len,
-        )
+        )?;
+        self.enter_lock((offset, len), true);
+        Ok(())
+    }
+
+    /// Notes the part of the file that [`FileLock::try_lock`] is to lock, while another process
+    /// still has that lock.
+    pub fn lock_later(&self, offset: u64, len: Option<u64>) {
+        self.enter_lock((offset, len), false);
+    }
+
+    fn enter_lock(&self, part: (u64, Option<u64>), held: bool) {
+        let shared = &*self.shared;
+        // A block device has a claim of this host beside its lock, and neither is known to other
+        // hosts.
+        let is_exclusive = shared.root.is_some() && !shared.read_only;
+        if is_exclusive && !shared.device && !shared.endless {
+            let lock = FileLock::new(shared.path.clone(), shared.fd.clone(), part, held);
+            // The part of an opening never changes.
+            let _ = shared.lock.set(Arc::new(lock));
+        }
     }
 
     /// Opens the same file a second time, past the page cache or through it. When this opening has
@@ -476,6 +501,10 @@ impl Volume for FileVolume {
         self.shared.root.clone().map(Extent::whole)
     }
 
+    fn file_lock(&self) -> Option<Arc<FileLock>> {
+        self.shared.lock.get().cloned()
+    }
+
     fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
         let shared = &*self.shared;
         let unit = u64::from(shared.block_size);
@@ -491,6 +520,11 @@ impl Volume for FileVolume {
             return Err(VolumeError::ReadOnlyMedium {
                 path: shared.path.clone(),
             });
+        }
+        if let Some(lock) = shared.lock.get()
+            && !lock.is_held()
+        {
+            return Err(lock.refusal());
         }
         if bytes == 0 {
             return Err(VolumeError::Empty {

@@ -48,6 +48,9 @@ pub struct OpenOptions {
     /// Whether a file that begins like an image format is served as raw anyway. Set for volumes
     /// that were served as raw before: a guest may have written their first bytes.
     pub raw: bool,
+    /// Whether another process may still use the file: it is opened without its lock, which
+    /// [`Volume::file_lock`] takes when that process has released it.
+    pub incoming: bool,
     /// Whether the volume is opened only to find errors: without locks, and without making or
     /// changing files, since another process may be serving it.
     pub is_check: bool,
@@ -178,6 +181,12 @@ pub enum OpenError {
         /// Reason why the partition cannot be found or used.
         error: crate::gpt::GptError,
     },
+    /// The volume cannot be opened while another process still uses it ([`OpenOptions::incoming`]).
+    #[error("cannot take part in a migration: {why}")]
+    Incoming {
+        /// Property of the volume that stands in the way.
+        why: &'static str,
+    },
     /// Another volume of this process serves the same bytes.
     #[error(transparent)]
     Overlap(#[from] Overlap),
@@ -207,6 +216,7 @@ impl OpenError {
             | Self::Twice { .. }
             | Self::Value { .. }
             | Self::TwoPartitions { .. }
+            | Self::Incoming { .. }
             | Self::Volume(
                 VolumeError::SliceRange { .. }
                 | VolumeError::SliceAlignment { .. }
@@ -430,6 +440,11 @@ fn file<X>(
         Atomic::Unit(_) if open.is_check && !read_only => Atomic::Auto,
         atomic => atomic,
     };
+    if open.incoming && matches!(atomic, Atomic::Unit(_)) {
+        return Err(OpenError::Incoming {
+            why: "the journal of atomic= is a second file; use atomic=off, or no atomic=",
+        });
+    }
     let file_options = FileOptions {
         format: match options.take("format", format)?.unwrap_or_default() {
             Format::Probe if open.raw => Format::Raw,

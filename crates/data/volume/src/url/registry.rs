@@ -218,7 +218,9 @@ impl<X: 'static> Registry<X> {
     }
 
     fn open_any(&self, url: &str, open: OpenOptions) -> Result<OpenedUrl<X>, OpenError> {
-        let is_check = open.is_check;
+        let OpenOptions {
+            is_check, incoming, ..
+        } = open;
         let (whole, extras) = if scheme(url).0.is_empty() && Path::new(url).exists() {
             let whole = super::file(url.into(), open, &mut Options::none())?;
             (whole, Extras::default())
@@ -229,8 +231,18 @@ impl<X: 'static> Registry<X> {
         let volume = extras.apply(whole.volume, url)?;
         // Locked only now that its used part is known; volumes of this process, which have names,
         // were checked first.
+        if incoming && volume.extent().is_none() {
+            return Err(OpenError::Incoming {
+                why: "lock=off leaves it to the user to exclude a second writer",
+            });
+        }
         if let (Some(file), Some(part), false) = (whole.to_lock, volume.extent(), is_check) {
-            file.lock(part.offset, part.len)?;
+            if incoming {
+                file.lock_later(part.offset, part.len);
+                ensure_lock(&*volume)?;
+            } else {
+                file.lock(part.offset, part.len)?;
+            }
         }
         Ok(OpenedUrl {
             volume,
@@ -241,7 +253,13 @@ impl<X: 'static> Registry<X> {
 
     fn open_whole(&self, text: &str, open: OpenOptions) -> Result<BareVolume<X>, OpenError> {
         let mut prefixes = self.kinds.iter().filter(|kind| kind.scheme.is_prefix());
+        let is_lockless = || OpenError::Incoming {
+            why: "only a raw file has a lock that decides which process may write it",
+        };
         if let Some(kind) = prefixes.find(|kind| text.starts_with(kind.scheme.name)) {
+            if open.incoming {
+                return Err(is_lockless());
+            }
             let mut url = VolumeUrl {
                 text,
                 name: text.strip_prefix(kind.scheme.name).unwrap_or(text),
@@ -284,6 +302,9 @@ impl<X: 'static> Registry<X> {
             });
         };
         let kind_name = kind.scheme.name;
+        if open.incoming && kind_name != super::FILE.name {
+            return Err(is_lockless());
+        }
         let rest = format.map(|(_, rest)| rest);
         let query = rest.as_deref().or(query);
         let options = Options::parse(kind_name, query, kind.scheme.options)?;
@@ -329,4 +350,14 @@ impl<X: 'static> Registry<X> {
         let schemes = self.schemes().map(Scheme::url);
         schemes.collect::<Vec<_>>().join(", ")
     }
+}
+
+/// Returns an error unless the volume has a lock that another process can hand over.
+fn ensure_lock(volume: &dyn Volume) -> Result<(), OpenError> {
+    let why = match volume.file_lock() {
+        Some(_) => return Ok(()),
+        None if volume.info().read_only => "it is read-only: both sides can open it as it is",
+        None => "it is not a regular file",
+    };
+    Err(OpenError::Incoming { why })
 }

@@ -6,4 +6,5 @@ mod common;
 mod deaths;
 mod hostile;
 mod io;
+mod migration;
 mod sessions;

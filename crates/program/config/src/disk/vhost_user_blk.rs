@@ -33,6 +33,8 @@ pub struct VhostBlkSpec {
     pub serial: Option<String>,
     /// Whether the volatile write cache is enabled at first.
     pub write_cache: Option<bool>,
+    /// Whether a guest is to migrate to the disk, and another process still uses the volume.
+    pub incoming: Option<bool>,
     /// Location of the export's table in the configuration file, for error messages.
     pub origin: Origin,
 }
@@ -96,6 +98,15 @@ impl Spec for VhostBlkSpec {
         on_write_error(|e| &mut e.namespace.on_write_error),
         read_only(|e| &mut e.namespace.read_only),
         write_cache::<Self>(|e| &mut e.write_cache).in_url(),
+        Row::<Self>::new(
+            "incoming",
+            "on|off",
+            "open the volume while another process serves it, and take it over from there when a \
+             migrated guest starts",
+            |e| &mut e.incoming,
+        )
+        .or("off")
+        .in_url(),
     ];
 
     fn volume(&mut self) -> Option<&mut Url> {

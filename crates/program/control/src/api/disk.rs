@@ -57,6 +57,9 @@ pub enum DiskState {
     Free,
     /// The disk is served, and a client is connected.
     Attached,
+    /// The disk is served, but another process may write its volume: the disk waits for a guest
+    /// that migrates to it, or its guest has migrated away.
+    Incoming,
     /// The disk is not served; `error` has the reason.
     Unavailable,
 }
@@ -67,6 +70,7 @@ impl DiskState {
         match self {
             Self::Free => "free",
             Self::Attached => "attached",
+            Self::Incoming => "incoming",
             Self::Unavailable => "unavailable",
         }
     }

@@ -75,7 +75,11 @@ impl FrontEnd for VhostBlkSpec {
             shown: None,
         };
         opener.records.begin(&name, guest);
-        let volume = Prepared::new(spec.namespace.clone(), (name.clone(), 1), opener);
+        let volume = if spec.incoming.unwrap_or(false) {
+            Prepared::incoming(spec.namespace.clone(), (name.clone(), 1), opener)
+        } else {
+            Prepared::new(spec.namespace.clone(), (name.clone(), 1), opener)
+        };
         let volume = spec.origin.place("volume", volume)?;
         let shown = opener.records.settle(&record::OpenDisk {
             name: &name,
@@ -207,6 +211,10 @@ impl Counters for CountedExport {
         DiskKind::VhostUserBlk
     }
 
+    fn is_incoming(&self) -> bool {
+        self.0.is_incoming()
+    }
+
     fn metrics(
         &self,
         address: &Path,
@@ -321,6 +329,7 @@ impl VhostBlk {
             queue_size: spec.queue_size.unwrap_or(defaults.queue_size),
             block_size,
             write_cache: spec.write_cache.unwrap_or(defaults.write_cache),
+            lock_timeout: defaults.lock_timeout,
         };
         let serial = disk.serial.clone();
         let export = Export {

@@ -100,6 +100,7 @@ impl Manager {
             attached,
             state: match (&entry.failed, attached) {
                 (Some(_), _) => DiskState::Unavailable,
+                _ if self.is_incoming(entry.spec.socket()) => DiskState::Incoming,
                 (None, true) => DiskState::Attached,
                 (None, false) => DiskState::Free,
             },
@@ -111,6 +112,11 @@ impl Manager {
             error: entry.failed.as_ref().map(|failed| failed.text()),
             namespaces: described,
         }
+    }
+
+    /// Returns whether another process may write the volume of the disk with this socket.
+    fn is_incoming(&self, socket: Option<&Path>) -> bool {
+        socket.is_some_and(|socket| self.worker_context.registry.is_incoming(socket))
     }
 
     /// Adds a disk from its configuration table and serves it.

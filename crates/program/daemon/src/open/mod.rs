@@ -218,6 +218,26 @@ impl Opener {
 
     /// Opens the volume of a namespace: of the disk of this name, under this number.
     pub fn open(&self, spec: &NamespaceSpec, disk: &str, nsid: u32) -> Result<OpenedVolume> {
+        self.open_as(spec, disk, nsid, false)
+    }
+
+    /// Opens the volume of a namespace as [`Opener::open`] does, without its lock.
+    pub fn open_incoming(
+        &self,
+        spec: &NamespaceSpec,
+        disk: &str,
+        nsid: u32,
+    ) -> Result<OpenedVolume> {
+        self.open_as(spec, disk, nsid, true)
+    }
+
+    fn open_as(
+        &self,
+        spec: &NamespaceSpec,
+        disk: &str,
+        nsid: u32,
+        incoming: bool,
+    ) -> Result<OpenedVolume> {
         let url = &*spec.volume;
         let place = keep::memory_place(&self.keeper, disk, nsid);
         // A file may have such a name.
@@ -242,6 +262,7 @@ impl Opener {
                 memory: place.memory.clone(),
                 journals: self.journals.of(url),
                 raw,
+                incoming,
                 is_check: false,
             };
             self.kinds.open(url, options)

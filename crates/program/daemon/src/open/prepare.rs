@@ -55,6 +55,12 @@ impl Prepared {
         Ok(Self { spec, of, opened })
     }
 
+    /// Opens the volume of a namespace that another process may still use, without its lock.
+    pub fn incoming(spec: NamespaceSpec, of: (String, u32), opener: &Opener) -> Result<Self> {
+        let opened = opener.open_incoming(&spec, &of.0, of.1)?;
+        Ok(Self::opened(spec, of, opened))
+    }
+
     /// Creates the volume of a namespace that is open.
     pub fn opened(spec: NamespaceSpec, of: (String, u32), opened: OpenedVolume) -> Self {
         let opened = Some(opened);

@@ -33,6 +33,7 @@ pub struct DiskOptions {
     pub queue_size: u16,
     pub block_size: Option<u32>,
     pub write_cache: bool,
+    pub lock_timeout: std::time::Duration,
 }
 
 /// Configuration of a vhost-user-blk export.
@@ -101,6 +102,10 @@ pub struct Stats {
 
 impl Stats {
     pub fn is_connected(&self) -> bool {
+        false
+    }
+
+    pub fn is_incoming(&self) -> bool {
         false
     }
 }

@@ -11,6 +11,12 @@ use worker::AcceptStats;
 pub trait Counters: Send + Sync {
     /// Returns the kind of front-end, by which disks are listed.
     fn kind(&self) -> DiskKind;
+    /// Returns whether another process may write the disk's volume ([`DiskState::Incoming`]).
+    ///
+    /// [`DiskState::Incoming`]: control::api::DiskState::Incoming
+    fn is_incoming(&self) -> bool {
+        false
+    }
     /// Returns the metrics of the disk with this address.
     fn metrics(
         &self,

@@ -97,6 +97,12 @@ impl Registry {
         list
     }
 
+    /// Returns whether another process may write the volume of the disk with this address.
+    pub fn is_incoming(&self, address: &Path) -> bool {
+        let mut disks = self.fronts.all().into_iter();
+        disks.any(|(known, counters)| known == address && counters.is_incoming())
+    }
+
     /// Registers the counters of a disk under its address, until the listing is dropped.
     pub fn enter(
         &self,

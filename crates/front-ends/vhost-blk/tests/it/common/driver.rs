@@ -3,6 +3,8 @@
 
 use super::{F_EVENT_IDX, F_INDIRECT, TIMEOUT, eventfd, eventually};
 use dma::Memory;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
@@ -82,6 +84,8 @@ pub fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
 
 pub struct Driver {
     memory: Memory,
+    /// Pages that the guest itself has written, for a test that copies them.
+    pub written: RefCell<BTreeSet<u64>>,
     pub index: usize,
     base: u64,
     event_idx: bool,
@@ -102,6 +106,7 @@ impl Driver {
     pub fn new(memory: &Memory, index: usize, base: u64, features: u64) -> Driver {
         Driver {
             memory: memory.clone(),
+            written: RefCell::default(),
             index,
             base,
             event_idx: features & F_EVENT_IDX != 0,
@@ -137,6 +142,16 @@ impl Driver {
 
     pub fn poke(&self, at: u64, bytes: &[u8]) {
         self.memory.write(at as usize, bytes).unwrap();
+        let end = at + bytes.len() as u64;
+        self.written
+            .borrow_mut()
+            .extend(at / 4096..end.div_ceil(4096));
+    }
+
+    /// Continues with a copy of the guest's memory, on another connection.
+    pub fn move_to(&mut self, memory: &Memory) {
+        self.memory = memory.clone();
+        self.reconnect();
     }
 
     pub fn peek(&self, at: u64, len: usize) -> Vec<u8> {
