@@ -27,7 +27,7 @@ use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result, bail, ensure};
 use config::choices::{PathChoice, SandboxMode};
 use config::spec::{ControllerSpec, NamespaceSpec};
-use config::volumes::{CONTROLLER, is_within};
+use config::volumes::{CONTROLLER, ensure_decryptable, is_within};
 use control::EventSender;
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{ControllerAddress, Device, DeviceTarget, NvmeVolume, Options, QueueOptions};
@@ -85,6 +85,7 @@ fn all_kinds(
         open: Mutex::default(),
     });
     Registry::new()
+        .with_encryption(Box::new(luks::open))
         .with(tcp)
         .with(unix)
         .with_format(qcow2::kind())
@@ -187,6 +188,7 @@ impl Opener {
         if !is_within(&spec.volume) {
             return Ok(false);
         }
+        ensure_decryptable(&spec.volume)?;
         let within = self.within.clone();
         let raw = self.records.known(disk, nsid, spec).is_raw;
         let below = VolumeKind::new(CONTROLLER, move |url: &mut VolumeUrl<'_>, _| {
@@ -222,6 +224,7 @@ impl Opener {
         if let Some(why) = no_nbd(url) {
             bail!("{url}: {why}");
         }
+        ensure_decryptable(url)?;
         let known = self.records.known(disk, nsid, spec);
         if known.was_served {
             ensure_files(spec)?;
@@ -235,7 +238,8 @@ impl Opener {
                 read_only: spec.is_read_only(),
                 block_size: spec.block_size,
                 previous: self.previous,
-                memory: place.memory.clone(),
+                memory: place.memory(),
+                key_memory: place.key_memory(),
                 journals: self.journals.of(url),
                 raw,
                 is_check: false,
