@@ -11,6 +11,7 @@ pub mod descriptors;
 pub mod dma;
 pub mod fabrics_target;
 pub mod gpt;
+pub mod luks;
 pub mod mediate;
 pub mod nbd;
 pub mod nvme_tcp;
@@ -34,6 +35,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("descriptors", descriptors::descriptors),
     ("ap", ap::ap),
     ("gpt", gpt::gpt),
+    ("luks", luks::luks),
     ("nbd", nbd::nbd),
     ("qcow2", qcow2::qcow2),
     ("reservations", reservations::reservations),

@@ -54,6 +54,8 @@ mod cache;
 #[allow(unsafe_code)]
 mod cells;
 mod device;
+#[allow(unsafe_code)]
+pub mod dumps;
 mod epoch;
 mod error;
 #[allow(unsafe_code)]

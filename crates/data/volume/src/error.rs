@@ -330,6 +330,9 @@ pub enum VolumeError {
         /// Error of the system call that creates the ring.
         source: io::Error,
     },
+    /// The volume is encrypted, and was opened without its key.
+    #[error("the volume is encrypted, and its key was not read")]
+    NoKey,
     /// Memory for the volume or for its requests could not be allocated.
     #[error("no memory for {what}: {error}; choose a smaller size, or free memory of this host")]
     Memory {

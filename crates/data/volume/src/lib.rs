@@ -156,14 +156,15 @@ pub use limit::{IoLimits, LimitHandle, LimitVolume, Rates};
 pub use mem::MemVolume;
 pub use null::{NullOptions, NullVolume};
 pub use on_error::{ErrorAction, OnError, OnErrorHandle, OnErrorStatus, OnErrorVolume, RETRY_FOR};
+pub use read::{ReadError, read_blocking};
 pub use request::{Completion, Op, Request};
 pub use slice::SliceVolume;
 pub use traits::{FastPath, OpenQueue, QueueState, RangeCopy, Volume, VolumeQueue};
 pub use url::{
-    BareVolume, Extras, JournalFolder, MemoryPlace, OpenError, OpenKind, OpenOptions, OpenedUrl,
-    Options as UrlOptions, READ_ONLY, Registry, Scheme, UrlOption, VolumeKind, VolumeUrl,
-    journal_of_url, open_url, parse_count, parse_duration, parse_number, parse_size, path_of_name,
-    path_of_url, similar,
+    BareVolume, Encryption, Extras, JournalFolder, MemoryPlace, OpenEncrypted, OpenError, OpenKind,
+    OpenOptions, OpenedUrl, Options as UrlOptions, READ_ONLY, Registry, Scheme, UrlOption,
+    VolumeKind, VolumeUrl, journal_of_url, open_url, parse_count, parse_duration, parse_number,
+    parse_size, path_of_name, path_of_url, similar,
 };
 pub use wait_log::WaitLog;
 pub use wake::Wake;

@@ -1,12 +1,42 @@
 //! Blocking reads of a volume, for control paths without a worker.
 
-use crate::gpt::GptError;
 use crate::{Io, IoError, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume, VolumeError};
 use dma::{Buffer, SegmentList};
 use std::time::Duration;
 
 /// Sleep between two polls for an outstanding read, in a thread without a worker's loop.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+/// Error of a blocking read.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The volume could not be opened for reading.
+    Open(VolumeError),
+    /// The read failed.
+    Read(IoError),
+}
+
+impl From<VolumeError> for ReadError {
+    fn from(error: VolumeError) -> Self {
+        Self::Open(error)
+    }
+}
+
+impl From<IoError> for ReadError {
+    fn from(error: IoError) -> Self {
+        Self::Read(error)
+    }
+}
+
+/// Reads `len` bytes of `volume` from byte `offset` on, both multiples of its block size, and waits
+/// for them on the calling thread. For control paths; makes a ring of its own for volumes without
+/// [`Volume::read_at`].
+///
+/// # Errors
+/// [`ReadError`] when the volume cannot be opened or read.
+pub fn read_blocking(volume: &dyn Volume, offset: u64, len: usize) -> Result<Vec<u8>, ReadError> {
+    Reader::new(volume).read(offset, len)
+}
 
 /// Blocking reader of a volume, for example for partition tables; one read at a time.
 pub(crate) struct Reader<'a> {
@@ -30,8 +60,8 @@ impl<'a> Reader<'a> {
     /// Reads `len` bytes from byte `offset` on, both multiples of the volume's block size.
     ///
     /// # Errors
-    /// [`GptError`] when the volume cannot be opened or read.
-    pub(crate) fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, GptError> {
+    /// [`ReadError`] when the volume cannot be opened or read.
+    pub(crate) fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, ReadError> {
         let mut buffer = Buffer::new(len);
         if let Some(read) = self.volume.read_at(offset, &mut buffer) {
             read?;

@@ -82,6 +82,17 @@ pub trait Volume: Send + Sync + Debug {
         self.inner()?.kept_memory()
     }
 
+    /// Whether the volume, or one below it, encrypts its data before it reaches the storage.
+    fn is_encrypted(&self) -> bool {
+        self.inner().is_some_and(Volume::is_encrypted)
+    }
+
+    /// Sealed memory file with the key of an encrypted volume, if a process that opens the volume
+    /// next is to have it without its passphrase.
+    fn kept_key(&self) -> Option<BorrowedFd<'_>> {
+        self.inner()?.kept_key()
+    }
+
     /// The volume's share of the device that it lies in, if it has one that can be changed.
     fn share(&self) -> Option<ShareHandle> {
         self.inner()?.share()

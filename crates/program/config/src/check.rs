@@ -5,6 +5,7 @@ use crate::choices::PathChoice;
 use crate::disk::{Disk, DiskSpec, Specs};
 use crate::origin::Origin;
 use crate::spec::{ControllerSpec, NamespaceSpec, hex, to_hex};
+use crate::volumes::ensure_decryptable;
 use anyhow::{Result, anyhow, bail, ensure};
 use controller::{ConfigError, ControllerConfig};
 use std::collections::{HashMap, HashSet};
@@ -183,6 +184,7 @@ impl<'a> UniqueValues<'a> {
                 let why = format!("the namespace ID {nsid} is given twice");
                 return origin.place("nsid", Err(anyhow!(why)));
             }
+            origin.place("volume", ensure_decryptable(&namespace.volume))?;
             // Volumes and exports have larger ones, too: their errors would lead to this one.
             if let Some(size) = namespace
                 .block_size
@@ -676,6 +678,25 @@ mod tests {
         let of_socket = "[[ublk]]\nvolume = \"a\"\n[[vhost-user-blk]]\nvolume = \"a\"\n\
                          socket = \"/run/a\\nb.sock\"\n";
         assert!(checked(of_socket).is_err());
+    }
+
+    #[test]
+    fn encryption_of_driven_devices_is_refused() {
+        let namespace = |url: &str| {
+            let controller = "[[controller]]\nsocket = \"/run/a\"\n[[controller.namespace]]\n";
+            checked(&format!("{controller}volume = \"{url}?luks=/k\""))
+        };
+        for url in [
+            "nvme://0000:44:00.0/1",
+            "vfio-user:///s/1",
+            "controller+mem://1M",
+        ] {
+            let error = format!("{:#}", namespace(url).unwrap_err());
+            assert!(error.contains("luks= is not possible"), "{error}");
+        }
+        for url in ["nvme.raw", "nbd://10.0.0.2/x", "/dev/nvme0n1"] {
+            namespace(url).unwrap();
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod toy;
 
+use anyhow::{Result, ensure};
 use remote::{Address, RemoteKind};
 use volume::{Extras, Registry, Scheme};
 
@@ -102,6 +103,24 @@ pub fn servers(url: &str) -> Vec<Address> {
 /// The volume is behind a controller in the thread that opens it: no other thread may call it.
 pub fn is_within(url: &str) -> bool {
     matches!(Kind::of(url), Some(Kind::Within(_)))
+}
+
+/// Refuses encryption of a volume whose device accesses the guest's memory by itself, so that
+/// nothing could encrypt the data in between.
+///
+/// # Errors
+/// The URL has `luks=`, and names such a volume.
+pub fn ensure_decryptable(url: &str) -> Result<()> {
+    let is_device = matches!(Kind::of(url), Some(Kind::Device(_) | Kind::Within(_)));
+    let is_encrypted = url
+        .rsplit_once('?')
+        .is_some_and(|(_, query)| query.split('&').any(|option| option.starts_with("luks=")));
+    ensure!(
+        !is_encrypted || !is_device,
+        "{url}: luks= is not possible for volumes on NVMe devices that vnvme drives itself; give the \
+         device to the kernel and serve its block device"
+    );
+    Ok(())
 }
 
 /// Returns the names of all options that a volume's URL may have, whatever the kind of the volume.

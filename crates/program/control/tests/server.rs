@@ -113,6 +113,7 @@ impl Daemon for Fake {
             bytes: 1,
             block_size: 512,
             nguid: None,
+            encrypted: false,
             read_only: false,
             path: None,
             atomic_unit: None,

@@ -7,7 +7,7 @@
 mod guid;
 mod header;
 
-use crate::read::Reader;
+use crate::read::{ReadError, Reader};
 use crate::{IoError, Volume, VolumeError};
 pub use guid::Guid;
 use header::{Header, TableCopy};
@@ -127,15 +127,12 @@ pub enum GptError {
     },
 }
 
-impl From<VolumeError> for GptError {
-    fn from(error: VolumeError) -> Self {
-        Self::Open(error)
-    }
-}
-
-impl From<IoError> for GptError {
-    fn from(error: IoError) -> Self {
-        Self::Read(error)
+impl From<ReadError> for GptError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Open(error) => Self::Open(error),
+            ReadError::Read(error) => Self::Read(error),
+        }
     }
 }
 

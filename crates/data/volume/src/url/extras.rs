@@ -1,22 +1,36 @@
-//! URL options that every kind of volume accepts: a part of it, limits, a share of the device.
+//! URL options that every kind of volume accepts: a part of it, encryption, limits, a share of the
+//! device.
 
 use super::options::Options;
-use super::{OpenError, UrlOption, parse_count, parse_duration, parse_size};
+use super::{ESCAPE, OpenError, UrlOption, parse_count, parse_duration, parse_size};
 use crate::gpt::{self, PartitionSelector};
 use crate::{
     DEFAULT_WEIGHT, FairGroup, FairVolume, IoLimits, LimitVolume, SliceVolume, Volume, claim,
 };
+use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Options of a URL that apply to every kind of volume: which part of it is used, its limits, and
-/// its share of the device.
+/// Options of a URL that apply to every kind of volume: which part of it is used, its encryption,
+/// its limits, and its share of the device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extras {
     partition: Option<PartitionSelector>,
     offset: Option<u64>,
     length: Option<u64>,
+    encryption: Option<Encryption>,
     limits: Option<IoLimits>,
     share: Option<Share>,
+}
+
+/// Encryption that a URL requests: the volume, or its chosen part, is a LUKS container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encryption {
+    /// Source of the key: a path, or `cred:NAME`. Never the key itself.
+    pub key: String,
+    /// File or block device with a detached header; `None`: the header is in the volume.
+    pub header: Option<PathBuf>,
+    /// Whether deallocation is passed to the encrypted storage.
+    pub discard: bool,
 }
 
 /// Share of a device that a URL requests: the options for a [`FairVolume`](crate::FairVolume).
@@ -50,6 +64,22 @@ impl Extras {
             "label of a partition; percent-encode special characters, %26 for &",
         ),
         UrlOption::new("partuuid", "GUID", "GUID of a partition"),
+        UrlOption::new(
+            "luks",
+            "KEYSOURCE",
+            "decrypt a LUKS container with the key in a file, a named pipe, or the systemd \
+             credential cred:NAME",
+        ),
+        UrlOption::new(
+            "luks-header",
+            "PATH",
+            "file or block device with the detached LUKS header [default: in the volume]",
+        ),
+        UrlOption::new(
+            "luks-discard",
+            "on|off",
+            "pass deallocation to the encrypted volume, which shows what is unused [default: off]",
+        ),
         UrlOption::new(
             "iops",
             "N",
@@ -124,6 +154,7 @@ impl Extras {
             partition = partition.or(choice);
         }
         let extras = Self {
+            encryption: encryption(&mut options)?,
             limits: limits(&mut options)?,
             share: share(&mut options)?,
             partition,
@@ -143,6 +174,11 @@ impl Extras {
         self.partition.is_some() || self.offset.is_some() || self.length.is_some()
     }
 
+    /// Returns the encryption that the URL requests.
+    pub fn encryption(&self) -> Option<&Encryption> {
+        self.encryption.as_ref()
+    }
+
     /// Returns whether the URL sets limits or a share of the device, so that requests are counted.
     pub fn is_limited(&self) -> bool {
         self.limits.is_some() || self.share.is_some()
@@ -159,14 +195,22 @@ impl Extras {
     }
 
     /// Applies the URL's options to the volume, and registers it under the name (the whole URL)
-    /// among the volumes that this process serves.
+    /// among the volumes that this process serves. `decrypt` opens an encrypted volume.
     ///
     /// # Errors
     /// [`OpenError::Gpt`] when the partition cannot be found, [`OpenError::Volume`] when the part
     /// does not lie in the volume, [`OpenError::Overlap`] when another export serves the same
-    /// bytes.
-    pub fn apply(&self, whole: Arc<dyn Volume>, name: &str) -> Result<Arc<dyn Volume>, OpenError> {
-        let volume = self.cut(whole, name)?;
+    /// bytes; errors of `decrypt`.
+    pub fn apply(
+        &self,
+        whole: Arc<dyn Volume>,
+        name: &str,
+        decrypt: impl FnOnce(Arc<dyn Volume>, &Encryption) -> Result<Arc<dyn Volume>, OpenError>,
+    ) -> Result<Arc<dyn Volume>, OpenError> {
+        let mut volume = self.cut(whole, name)?;
+        if let Some(encryption) = &self.encryption {
+            volume = decrypt(volume, encryption)?;
+        }
         let volume = self.limit(volume)?;
         claim(&volume, name)?;
         Ok(volume)
@@ -208,6 +252,36 @@ impl Extras {
             volume = Arc::new(SliceVolume::new(volume, offset, self.length)?);
         }
         Ok(volume)
+    }
+}
+
+fn encryption(options: &mut Options) -> Result<Option<Encryption>, OpenError> {
+    let source = |text: &str| match super::unescape_text(text) {
+        None => Err(ESCAPE),
+        Some(text) if text.is_empty() => Err("a path or cred:NAME is expected, never the key"),
+        Some(text) => Ok(text),
+    };
+    let path = |text: &str| super::unescape(text).map_err(|_| ESCAPE);
+    let key = options.take("luks", source)?;
+    let header = options.take("luks-header", path)?;
+    let discard = options.switch("luks-discard")?;
+    let stray = match (&header, discard) {
+        (Some(path), _) => Some(("luks-header", path.display().to_string())),
+        (None, Some(discard)) => Some(("luks-discard", discard.to_string())),
+        (None, None) => None,
+    };
+    match (key, stray) {
+        (Some(key), _) => Ok(Some(Encryption {
+            key,
+            header,
+            discard: discard.unwrap_or(false),
+        })),
+        (None, None) => Ok(None),
+        (None, Some((key, value))) => Err(OpenError::Value {
+            key: key.into(),
+            value,
+            why: "it has an effect only together with luks=KEYSOURCE",
+        }),
     }
 }
 

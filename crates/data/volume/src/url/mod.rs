@@ -13,11 +13,11 @@ use crate::{
     AtomicVolume, Direct, FileCopy, FileOptions, FileVolume, Format, MAX_ATOMIC_UNIT, Overlap,
     PreviousProcess, Volume,
 };
-pub use extras::Extras;
+pub use extras::{Encryption, Extras};
 pub use options::Options;
 pub use quantity::{parse_count, parse_duration, parse_number, parse_size};
 pub use registry::{BareVolume, VolumeKind, VolumeUrl};
-pub use registry::{OpenKind, OpenedUrl, READ_ONLY, Registry, Scheme, UrlOption};
+pub use registry::{OpenEncrypted, OpenKind, OpenedUrl, READ_ONLY, Registry, Scheme, UrlOption};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
@@ -43,6 +43,8 @@ pub struct OpenOptions {
     pub previous: PreviousProcess,
     /// Memory in which the bytes of a memory volume are stored.
     pub memory: MemoryPlace,
+    /// Memory in which the key of an encrypted volume is stored.
+    pub key_memory: MemoryPlace,
     /// Folder for the journals of images; `None`: images are opened without a journal.
     pub journals: Option<JournalFolder>,
     /// Whether a file that begins like an image format is served as raw anyway. Set for volumes
@@ -56,13 +58,14 @@ pub struct OpenOptions {
     pub is_check: bool,
 }
 
-/// Memory in which the bytes of a memory volume are stored.
+/// Memory in which the bytes of a memory volume, or the key of an encrypted one, are stored.
 #[derive(Debug, Clone, Default)]
 pub enum MemoryPlace {
     /// Private memory of this process, lost at its end.
     #[default]
     Process,
-    /// New memory file, which a later process can take over ([`Volume::kept_memory`]).
+    /// New memory file, which a later process can take over ([`Volume::kept_memory`],
+    /// [`Volume::kept_key`]).
     New,
     /// Memory file that an earlier process has created.
     Kept(Arc<OwnedFd>),
@@ -201,6 +204,9 @@ pub enum OpenError {
         /// Error without the name of the volume.
         why: Box<OpenError>,
     },
+    /// The encrypted volume could not be opened.
+    #[error(transparent)]
+    Encryption(Box<dyn std::error::Error + Send + Sync>),
     /// A kind of volume added by a program could not be opened.
     #[error(transparent)]
     Other(#[from] Box<dyn std::error::Error + Send + Sync>),
@@ -217,6 +223,7 @@ impl OpenError {
             | Self::Value { .. }
             | Self::TwoPartitions { .. }
             | Self::Incoming { .. }
+            | Self::Encryption(_)
             | Self::Volume(
                 VolumeError::SliceRange { .. }
                 | VolumeError::SliceAlignment { .. }

@@ -1,7 +1,7 @@
 //! Registry of the kinds of volumes that a URL can name: their syntax, texts for help and errors,
 //! and the functions that open them.
 
-use super::{Extras, OpenError, OpenOptions, Options, scheme};
+use super::{Encryption, Extras, OpenError, OpenOptions, Options, scheme};
 use crate::{FileVolume, Volume};
 use std::path::Path;
 use std::sync::Arc;
@@ -64,6 +64,13 @@ impl Scheme {
 /// Function that opens a volume of one kind from its URL.
 pub type OpenKind<X> =
     Box<dyn Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<BareVolume<X>, OpenError> + Send + Sync>;
+
+/// Function that opens an encrypted volume over the volume that has its container.
+pub type OpenEncrypted = Box<
+    dyn Fn(Arc<dyn Volume>, &Encryption, &OpenOptions) -> Result<Arc<dyn Volume>, OpenError>
+        + Send
+        + Sync,
+>;
 
 /// A kind of volume: its URL syntax and the function that opens it.
 pub struct VolumeKind<X = ()> {
@@ -167,6 +174,8 @@ pub struct Registry<X = ()> {
     kinds: Vec<VolumeKind<X>>,
     /// Schemes of the kinds of volumes that are also file formats.
     formats: Vec<&'static str>,
+    /// Function that opens encrypted volumes; `None` where they are refused.
+    encrypted: Option<OpenEncrypted>,
 }
 
 impl<X: 'static> Default for Registry<X> {
@@ -181,7 +190,14 @@ impl<X: 'static> Registry<X> {
         Self {
             kinds: super::kinds(),
             formats: Vec::new(),
+            encrypted: None,
         }
+    }
+
+    /// Sets the function that opens encrypted volumes ([`Extras::encryption`]).
+    pub fn with_encryption(mut self, open: OpenEncrypted) -> Self {
+        self.encrypted = Some(open);
+        self
     }
 
     /// Adds a kind of volumes that are files of a certain format. Its volumes can be named
@@ -218,9 +234,8 @@ impl<X: 'static> Registry<X> {
     }
 
     fn open_any(&self, url: &str, open: OpenOptions) -> Result<OpenedUrl<X>, OpenError> {
-        let OpenOptions {
-            is_check, incoming, ..
-        } = open;
+        let (is_check, incoming) = (open.is_check, open.incoming);
+        let options = open.clone();
         let (whole, extras) = if scheme(url).0.is_empty() && Path::new(url).exists() {
             let whole = super::file(url.into(), open, &mut Options::none())?;
             (whole, Extras::default())
@@ -228,7 +243,15 @@ impl<X: 'static> Registry<X> {
             let (rest, extras) = Extras::split(url)?;
             (self.open_whole(&rest, open)?, extras)
         };
-        let volume = extras.apply(whole.volume, url)?;
+        let decrypt = |volume, encryption: &Encryption| match &self.encrypted {
+            Some(open_encrypted) => open_encrypted(volume, encryption, &options),
+            None => Err(OpenError::Value {
+                key: "luks".into(),
+                value: encryption.key.clone(),
+                why: "encrypted volumes are not possible here",
+            }),
+        };
+        let volume = extras.apply(whole.volume, url, decrypt)?;
         // Locked only now that its used part is known; volumes of this process, which have names,
         // were checked first.
         if incoming && volume.extent().is_none() {

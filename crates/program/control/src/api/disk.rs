@@ -147,6 +147,9 @@ pub struct Namespace {
     /// where the disk has not been opened yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nguid: Option<String>,
+    /// Whether the volume encrypts its data before it reaches the storage.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Path of new commands, if the namespace has a direct one.

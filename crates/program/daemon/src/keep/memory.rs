@@ -1,20 +1,27 @@
-//! Volumes in memory that survive the process, as their disks do. Each is a memory file, which the
-//! keeper holds under a name made from the disk's name and the namespace's.
+//! Volumes in memory, and keys of encrypted volumes, that survive the process, as their disks do.
+//! Each is a memory file, which the keeper holds under a name made from the disk's name and the
+//! namespace's.
 //!
-//! A volume that is closed in order is no longer kept: `mem://` promises no more.
+//! A volume that is closed in order is no longer kept: `mem://` promises no more, and a key is of
+//! no use without its volume.
 
 use super::session::KeeperSession;
 use crate::open::subsystems;
 use config::disk::DiskSpec;
 use config::identity;
+use dma::Buffer;
+use rustix::fs::fstat;
 use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
-use volume::{Info, Io, MemoryPlace, OpenQueue, Volume, VolumeError};
+use volume::{AtomicWrites, Info, Io, IoError, MemoryPlace, OpenQueue, Volume, VolumeError};
 
-/// Prefix of the volumes' names; a digest of the disk's name and the NSID follows.
-const PREFIX: &str = "vnvme.m";
+/// Prefix of the names of volumes' bytes and of reservations; a digest of the disk's name and the
+/// NSID follows.
+pub(super) const BYTES: &str = "vnvme.m";
+/// Prefix of the names of volume keys.
+const KEY: &str = "vnvme.k";
 
 /// Names that memory volumes of this process have with the keeper.
 #[derive(Debug, Default)]
@@ -32,16 +39,17 @@ pub struct MemoryName {
 const ALIKE: u32 = 64;
 
 impl MemoryName {
-    /// Reserves a name that no other volume has, for a namespace of a disk. `wanted` selects usable
-    /// names.
+    /// Reserves a name with this prefix that no other volume has, for a namespace of a disk.
+    /// `wanted` selects usable names.
     pub(super) fn new(
         keeper: &Arc<KeeperSession>,
+        prefix: &str,
         disk: &str,
         nsid: u32,
         mut wanted: impl FnMut(&str) -> bool,
     ) -> Option<Self> {
         let mut used = keeper.memory_names.0.lock().unpoisoned();
-        let names = (0..ALIKE).map(|nth| format!("{PREFIX}{}", identity::memory(disk, nsid, nth)));
+        let names = (0..ALIKE).map(|nth| format!("{prefix}{}", identity::memory(disk, nsid, nth)));
         let name = names
             .into_iter()
             .find(|name| !used.contains(name) && wanted(name))?;
@@ -51,10 +59,11 @@ impl MemoryName {
     }
 }
 
-/// Returns whether the descriptor kept under this name is the memory of a volume or of reservations
-/// of this disk.
+/// Returns whether the descriptor kept under this name is the memory of a volume, of its key, or of
+/// reservations of this disk.
 pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
-    let Some(name) = name.strip_prefix(PREFIX) else {
+    let digest = [BYTES, KEY].iter().find_map(|kind| name.strip_prefix(kind));
+    let Some(name) = digest else {
         return false;
     };
     let owner = subsystems::memory_owner(&**disk);
@@ -74,68 +83,130 @@ impl Drop for MemoryName {
     }
 }
 
-/// Memory for the bytes of a volume: a new file, or the one that a previous process has left.
+/// Memory for the bytes and the key of a volume: new files, or those that a previous process has
+/// left.
 pub struct VolumeMemory {
-    pub memory: MemoryPlace,
+    bytes: KeptFile,
+    key: KeptFile,
+}
+
+/// Memory file of a volume, and the name under which the keeper holds it.
+struct KeptFile {
+    /// `None` without a keeper.
     name: Option<MemoryName>,
+    /// File of a previous process.
+    found: Option<Arc<OwnedFd>>,
 }
 
 /// Returns the memory for the volume of a disk's namespace.
 pub fn place(keeper: &Arc<KeeperSession>, disk: &str, nsid: u32) -> VolumeMemory {
-    if !keeper.is_kept() {
-        return VolumeMemory {
-            memory: MemoryPlace::Process,
-            name: None,
-        };
-    }
-    let mut found = None;
-    let name = MemoryName::new(keeper, disk, nsid, |name| {
-        found = keeper.take(name);
-        found.is_some()
-    });
     VolumeMemory {
-        memory: found.map_or(MemoryPlace::New, |file| MemoryPlace::Kept(Arc::new(file))),
-        name: name.or_else(|| MemoryName::new(keeper, disk, nsid, |_| true)),
+        bytes: KeptFile::new(keeper, BYTES, disk, nsid),
+        key: KeptFile::new(keeper, KEY, disk, nsid),
+    }
+}
+
+impl KeptFile {
+    fn new(keeper: &Arc<KeeperSession>, prefix: &str, disk: &str, nsid: u32) -> Self {
+        if !keeper.is_kept() {
+            let (name, found) = (None, None);
+            return Self { name, found };
+        }
+        let mut found = None;
+        let name = MemoryName::new(keeper, prefix, disk, nsid, |name| {
+            found = keeper.take(name);
+            found.is_some()
+        });
+        Self {
+            name: name.or_else(|| MemoryName::new(keeper, prefix, disk, nsid, |_| true)),
+            found: found.map(Arc::new),
+        }
+    }
+
+    fn memory(&self) -> MemoryPlace {
+        match (&self.name, &self.found) {
+            (_, Some(file)) => MemoryPlace::Kept(file.clone()),
+            (Some(_), None) => MemoryPlace::New,
+            (None, None) => MemoryPlace::Process,
+        }
+    }
+
+    /// Has the keeper hold the file of the volume at `url` that was opened with this memory; `None`
+    /// if the volume has no such file.
+    fn keep(mut self, file: Option<BorrowedFd<'_>>, url: &str) -> Option<HeldFile> {
+        let (name, found) = (self.name.take()?, self.found.take());
+        let is_held = match (&found, file) {
+            (Some(found), Some(file)) => is_same(found.as_fd(), file),
+            _ => false,
+        };
+        if found.is_some() && !is_held {
+            // The volume is another one by now, and does not use what was left of the former one.
+            name.keeper.remove(&name.name);
+        }
+        let file = file?;
+        if !is_held && let Err(error) = name.keeper.store(&name.name, file) {
+            tracing::error!(volume = url, %error, "its memory will not outlive this process");
+        }
+        let unused = Mutex::new(found.filter(|_| is_held));
+        Some(HeldFile { name, unused })
+    }
+}
+
+impl Drop for KeptFile {
+    /// Leaves the file of a previous process to the next attempt: the volume was not opened.
+    fn drop(&mut self) {
+        let found = self.found.take().and_then(|file| file.try_clone().ok());
+        if let (Some(MemoryName { name, keeper }), Some(file)) = (&self.name, found) {
+            keeper.put_back(name, file);
+        }
+    }
+}
+
+/// Returns whether both descriptors are of the same file.
+fn is_same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
+    match (fstat(one), fstat(other)) {
+        (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
+        _ => false,
     }
 }
 
 impl VolumeMemory {
-    /// Keeps the bytes of the volume that was opened there, as long as it is open, if it is a
-    /// volume in memory.
+    /// Returns the memory for the bytes of a memory volume.
+    pub fn memory(&self) -> MemoryPlace {
+        self.bytes.memory()
+    }
+
+    /// Returns the memory for the key of an encrypted volume.
+    pub fn key_memory(&self) -> MemoryPlace {
+        self.key.memory()
+    }
+
+    /// Keeps the bytes and the key of the volume that was opened there, as long as it is open, if
+    /// it is a volume in memory or an encrypted one.
     pub fn keep(self, volume: Arc<dyn Volume>, url: &str) -> Arc<dyn Volume> {
         let inner = volume.clone();
-        let (Some(name), Some(file)) = (self.name, inner.kept_memory()) else {
+        let bytes = self.bytes.keep(inner.kept_memory(), url);
+        let key = self.key.keep(inner.kept_key(), url);
+        if bytes.is_none() && key.is_none() {
             return volume;
-        };
-        let taken = match &self.memory {
-            MemoryPlace::Kept(file) => Some(file.clone()),
-            MemoryPlace::Process | MemoryPlace::New => None,
-        };
-        // Another process's is kept already.
-        if matches!(self.memory, MemoryPlace::New)
-            && let Err(error) = name.keeper.store(&name.name, file)
-        {
-            tracing::error!(volume = url, %error, "this memory will not outlive its process");
         }
         Arc::new(KeptVolume {
             inner: volume,
-            name,
-            unused: Mutex::new(taken),
+            files: [bytes, key],
         })
     }
 }
 
-/// Memory volume whose memory file the keeper holds until the volume is closed.
+/// Memory file that the keeper holds until its volume is closed.
 #[derive(Debug)]
-struct KeptVolume {
-    inner: Arc<dyn Volume>,
+struct HeldFile {
     name: MemoryName,
-    /// An earlier process's memory that nobody was served with yet: the disk may turn out to be
-    /// unavailable, and has its bytes when it is served again.
+    /// An earlier process's file that nobody was served with yet: the disk may turn out to be
+    /// unavailable, and has the file when it is served again.
     unused: Mutex<Option<Arc<OwnedFd>>>,
 }
 
-impl Drop for KeptVolume {
+impl Drop for HeldFile {
     fn drop(&mut self) {
         let MemoryName { name, keeper } = &self.name;
         let unused = self.unused.lock().unpoisoned().take();
@@ -147,13 +218,22 @@ impl Drop for KeptVolume {
     }
 }
 
+/// Volume with memory files that the keeper holds: its bytes, its key.
+#[derive(Debug)]
+struct KeptVolume {
+    inner: Arc<dyn Volume>,
+    files: [Option<HeldFile>; 2],
+}
+
 impl Volume for KeptVolume {
     fn info(&self) -> Info {
         self.inner.info()
     }
 
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
-        *self.unused.lock().unpoisoned() = None;
+        for file in self.files.iter().flatten() {
+            *file.unused.lock().unpoisoned() = None;
+        }
         self.inner.open(io)
     }
 
@@ -163,6 +243,15 @@ impl Volume for KeptVolume {
 
     fn inner(&self) -> Option<&dyn Volume> {
         Some(&*self.inner)
+    }
+
+    /// Returns the promise of the inner volume: nothing is done for a request.
+    fn atomic_writes(&self) -> AtomicWrites {
+        self.inner.atomic_writes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
+        self.inner.read_at(offset, buffer)
     }
 }
 
@@ -174,14 +263,14 @@ mod tests {
     #[test]
     fn coexisting_volumes_have_distinct_memory_names() {
         let keeper = Arc::default();
-        let name = || MemoryName::new(&keeper, "memory-test", 1, |_| true).unwrap();
+        let name = || MemoryName::new(&keeper, BYTES, "memory-test", 1, |_| true).unwrap();
         let (first, second) = (name(), name());
         assert_ne!(first.name, second.name);
         let free = first.name.clone();
         drop(first);
         // The first name is free again, and is the one that a next process looks for first.
         assert_eq!(name().name, free);
-        let none = MemoryName::new(&keeper, "memory-test", 1, |_| false);
+        let none = MemoryName::new(&keeper, BYTES, "memory-test", 1, |_| false);
         assert!(none.is_none());
     }
 }

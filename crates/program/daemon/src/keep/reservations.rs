@@ -1,7 +1,7 @@
 //! Reservations of shared namespaces that have no file for them. Each is a memory file, which the
 //! keeper holds as long as a disk has the namespace: the end of the process is no loss of power.
 
-use super::memory::MemoryName;
+use super::memory::{BYTES, MemoryName};
 use super::session::KeeperSession;
 use crate::open::subsystems;
 use anyhow::{Context, Result};
@@ -45,7 +45,7 @@ pub fn open(
     }
     let owner = subsystems::reservations_owner(subsystem);
     let mut found = None;
-    let name = MemoryName::new(keeper, &owner, nsid, |name| {
+    let name = MemoryName::new(keeper, BYTES, &owner, nsid, |name| {
         found = keeper.take(name);
         found.is_some()
     });
@@ -60,7 +60,8 @@ pub fn open(
         let (file, stored) = ReservationFile::open_memory(file, Path::new(NAME), NAMESPACE)?;
         return Ok(Some((memory, file, stored)));
     }
-    let name = MemoryName::new(keeper, &owner, nsid, |_| true).context("too many are kept")?;
+    let name =
+        MemoryName::new(keeper, BYTES, &owner, nsid, |_| true).context("too many are kept")?;
     let file = memfd_create("vnvme-reservations", MemfdFlags::CLOEXEC).context(NAME)?;
     let file = File::from(file);
     let copy = file.try_clone().context(NAME)?;

@@ -11,10 +11,12 @@ use config::choices::SandboxMode;
 use config::disk::{DiskSpec, path_option, paths_of_volume};
 use config::volumes::{self, Kind};
 use control::Error;
+use luks::KeySource;
 use remote::{Address, HostPort};
 use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use volume::Extras;
 
 /// Word in the `allow` list that permits block devices of the host (ublk).
 pub const UBLK: &str = "ublk";
@@ -188,6 +190,7 @@ impl Allow {
         {
             return Err(Error::unsupported(format!("{url}: {why}")));
         }
+        self.check_key(url)?;
         let servers = volumes::servers(url);
         if !servers.is_empty() {
             let mut servers = servers.into_iter();
@@ -200,6 +203,23 @@ impl Allow {
         }
         // Where the files behind an image are.
         path_option(url, "backing").map_or(Ok(()), |path| self.check_path(path))
+    }
+
+    /// Refuses a key or header of an encrypted volume that could not be read.
+    fn check_key(&self, url: &str) -> Result<(), Error> {
+        // Invalid options are refused when the volume is opened.
+        let Ok((_, extras)) = Extras::split(url) else {
+            return Ok(());
+        };
+        let Some(encryption) = extras.encryption() else {
+            return Ok(());
+        };
+        let invalid = |why: String| Error::invalid(format!("luks={}: {why}", encryption.key));
+        let source = KeySource::parse(&encryption.key).map_err(|why| invalid(why.to_owned()))?;
+        let path = source.path().map_err(|error| invalid(error.to_string()))?;
+        self.check_path(&path)?;
+        let header = encryption.header.as_ref();
+        header.map_or(Ok(()), |path| self.check_path(path))
     }
 
     /// Refuses servers other than those of the list and those of the disks that were there at the
@@ -393,6 +413,16 @@ mod tests {
             assert!(error.message.contains("option allow"), "{bad}: {error}");
         }
         allow.check_volume("mem://1M").unwrap();
+        let encrypted = |key: &str, header: &str| {
+            let (key, header) = (path(key), path(header));
+            allow.check_volume(&format!("mem://1M?luks={key}&luks-header={header}"))
+        };
+        encrypted("a/key", "a/header").unwrap();
+        for (key, header) in [("ab/key", "a/header"), ("a/key", "ab/header")] {
+            let error = encrypted(key, header).unwrap_err();
+            assert!(error.message.contains("option allow"), "{error}");
+        }
+        assert!(allow.check_volume("mem://1M?luks=cred:..").is_err());
         for device in ["nvme://0000:01:00.0/1", "controller+mem://1M"] {
             let error = allow.check_volume(device).unwrap_err();
             assert_eq!(error.kind, control::ErrorKind::Unsupported);

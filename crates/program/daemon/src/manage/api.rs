@@ -278,6 +278,7 @@ fn describe_pooled(pool: &DiskPool, namespace: &PooledNamespace) -> Namespace {
         block_size: namespace.block_size,
         atomic_unit: None,
         nguid: Some(to_hex(&namespace.nguid)),
+        encrypted: false,
         read_only: false,
         path: None,
         ana_group: None,
@@ -310,6 +311,7 @@ fn describe_namespace(
     let block = info.as_ref().map_or(512, |info| info.block_size.max(512));
     let block = chosen.or(spec.block_size).unwrap_or(block);
     let trouble = volume.as_ref().and_then(crate::registry::on_error::trouble);
+    let encrypted = volume.as_ref().is_some_and(|volume| volume.is_encrypted());
     let atomic = volume.map_or(0, |volume| volume.atomic_writes().unit_of_blocks(block));
     Namespace {
         nsid,
@@ -318,6 +320,7 @@ fn describe_namespace(
         block_size: block,
         atomic_unit: (atomic > 0).then_some(atomic),
         nguid: None,
+        encrypted,
         read_only: spec.is_read_only() || info.is_some_and(|info| info.read_only),
         path: spec.path.map(|path| match path {
             config::choices::PathChoice::Direct => PathChoice::Direct,

@@ -27,7 +27,7 @@ use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result, bail, ensure};
 use config::choices::{PathChoice, SandboxMode};
 use config::spec::{ControllerSpec, NamespaceSpec};
-use config::volumes::{self, CONTROLLER, KINDS, Kind, is_within};
+use config::volumes::{self, CONTROLLER, KINDS, Kind, ensure_decryptable, is_within};
 use control::EventSender;
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{ControllerAddress, Device, DeviceTarget, NvmeVolume, Options, QueueOptions};
@@ -78,23 +78,22 @@ fn all_kinds(
         sandbox,
         open: Mutex::default(),
     });
-    KINDS
-        .iter()
-        .fold(Registry::new(), |registry, kind| match kind {
-            Kind::Remote(kind) => {
-                let servers = servers.clone();
-                let entered = move |server| servers.enter_server(server);
-                volume_kinds(*kind, entered, kept.clone()).fold(registry, Registry::with)
-            }
-            Kind::Image(_) => registry.with_format(qcow2::kind()),
-            Kind::Device(schemes) => {
-                let kinds = schemes
-                    .iter()
-                    .map(|scheme| device_kind(*scheme, devices.clone()));
-                kinds.fold(registry, Registry::with)
-            }
-            Kind::Within(_) => registry.with(controller_kind(within.clone())),
-        })
+    let registry = Registry::new().with_encryption(Box::new(luks::open));
+    KINDS.iter().fold(registry, |registry, kind| match kind {
+        Kind::Remote(kind) => {
+            let servers = servers.clone();
+            let entered = move |server| servers.enter_server(server);
+            volume_kinds(*kind, entered, kept.clone()).fold(registry, Registry::with)
+        }
+        Kind::Image(_) => registry.with_format(qcow2::kind()),
+        Kind::Device(schemes) => {
+            let kinds = schemes
+                .iter()
+                .map(|scheme| device_kind(*scheme, devices.clone()));
+            kinds.fold(registry, Registry::with)
+        }
+        Kind::Within(_) => registry.with(controller_kind(within.clone())),
+    })
 }
 
 /// Returns the kind of volume that consists of a namespace of an NVMe device.
@@ -188,6 +187,7 @@ impl Opener {
         if !is_within(&spec.volume) {
             return Ok(false);
         }
+        ensure_decryptable(&spec.volume)?;
         let within = self.within.clone();
         let raw = self.records.known(disk, nsid, spec).is_raw;
         let below = VolumeKind::new(CONTROLLER, move |url: &mut VolumeUrl<'_>, _| {
@@ -246,6 +246,7 @@ impl Opener {
         {
             bail!("{url}: {why}");
         }
+        ensure_decryptable(url)?;
         let known = self.records.known(disk, nsid, spec);
         if known.was_served {
             ensure_files(spec)?;
@@ -259,7 +260,8 @@ impl Opener {
                 read_only: spec.is_read_only(),
                 block_size: spec.block_size,
                 previous: self.previous,
-                memory: place.memory.clone(),
+                memory: place.memory(),
+                key_memory: place.key_memory(),
                 journals: self.journals.of(url),
                 raw,
                 incoming,

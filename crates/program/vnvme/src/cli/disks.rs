@@ -235,7 +235,11 @@ pub fn print_namespaces(namespaces: &[Namespace]) -> Result<()> {
         Column::Left("NGUID"),
         Column::Left("VOLUME"),
     ]);
+    let mut encrypted = Vec::new();
     for namespace in namespaces {
+        if namespace.encrypted {
+            encrypted.push(namespace.nsid.to_string());
+        }
         let access = if namespace.read_only {
             "read-only"
         } else {
@@ -251,7 +255,11 @@ pub fn print_namespaces(namespaces: &[Namespace]) -> Result<()> {
             namespace.volume.clone(),
         ]);
     }
-    Ok(table.print()?)
+    table.print()?;
+    if !encrypted.is_empty() {
+        outln!("  encrypted (LUKS): namespace {}", encrypted.join(", "));
+    }
+    Ok(())
 }
 
 /// Output of `vnvme show`.

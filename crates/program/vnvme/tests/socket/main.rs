@@ -20,6 +20,7 @@ mod control_survival;
 mod devices;
 mod direct;
 mod disks;
+mod encryption;
 mod errors;
 mod failure_domains;
 mod fairness;
