@@ -9,7 +9,12 @@ pub struct EventCounter(AtomicU64);
 impl EventCounter {
     /// Adds one event.
     pub(crate) fn count(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.add(1);
+    }
+
+    /// Adds `n` events, or a sum over events.
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
     }
 
     /// Returns the number of events so far.

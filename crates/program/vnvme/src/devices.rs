@@ -113,7 +113,7 @@ struct Kernel {
     /// Supported kinds of volumes, as URLs.
     volumes: Vec<String>,
     /// Supported front-ends; only ublk needs a kernel driver.
-    front_ends: [&'static str; 3],
+    front_ends: [&'static str; 4],
 }
 
 impl DiscoveredDevices {
@@ -152,6 +152,7 @@ impl DiscoveredDevices {
                 front_ends: [
                     "vfio-user (NVMe, --socket)",
                     "vhost-user-blk (virtio, --vhost-user-blk)",
+                    "NVMe/TCP (other hosts, [[nvme-tcp]] in a configuration)",
                     "ublk (block devices of this machine, vnvme ublk)",
                 ],
             },
