@@ -72,7 +72,12 @@ pub fn with_target<V: Visitor>(text: &str, job: &Job, visitor: V) -> Result<Meas
                 known: format!("{known}, {EXPORT}:///SOCKET"),
             },
             error => error,
-        })?;
+        });
+    let opened = match opened {
+        // Such an error does not name the volume.
+        Err(error @ OpenError::Other(_)) => return Err(error).context(text.to_owned()),
+        opened => opened?,
+    };
     // Namespaces of devices below other volumes belong to what the kind has opened.
     let _attached = opened.attached;
     visitor.visit(&DeviceTarget::of_volume(text, opened.volume, job)?)

@@ -170,7 +170,7 @@ fn journal_is_dropped_after_repair_by_qemu_img() {
     let domain = Domain::start_in(test_dir, &disks, &[], &[]);
     domain
         .daemon
-        .wait_log(|line| line.contains("another program has changed it"));
+        .wait_log(|line| line.contains("removed, no image needs this journal"));
     let mut host = domain.host("image");
     check(&mut host, 5, "which was flushed");
     let found = host.read(1, 6 * CLUSTER_BLOCKS + 2 * PAGE_BLOCKS, PAGE);

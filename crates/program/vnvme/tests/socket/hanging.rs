@@ -259,10 +259,10 @@ fn stalled_worker_is_named_and_not_waited_for() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let control = text(&test_dir.path("ctl"));
-    // The worker of a disk with mapped doorbells polls all the time. A sleeping worker makes no
-    // rounds, either.
-    let args = ["--doorbells", "mapped", &disk, "--control", &control];
-    let args = [&args[..], &["--stop-timeout", "1"]].concat();
+    // The worker of a disk with mapped doorbells polls all the time, if it is to. A sleeping worker
+    // makes no rounds, either.
+    let args = ["--doorbells", "mapped", "--max-poll-interval", "0", &disk];
+    let args = [&args[..], &["--control", &control, "--stop-timeout", "1"]].concat();
     let daemon = Daemon::serve(&test_dir, &args);
     let mut host = Host::attach(&test_dir.socket());
     host.enable();

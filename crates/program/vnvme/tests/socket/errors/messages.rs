@@ -73,7 +73,7 @@ $ -s s disk.raw?nsdi=1
 $ -s s mem://1M?block_size=512
 1 vnvme: mem://1M?block_size=512: option "block_size" is unknown, did you mean "block-size"?
 $ -s s disk.raw?locks=off
-1 vnvme: disk.raw?locks=off: option "locks" is unknown, did you mean "lock"?; file volumes have read-only, direct, lock, block-size, format, atomic, atomic-journal, copy, timeout, offset, length, partition, partlabel, partuuid, iops, read-iops, write-iops, bps, read-bps, write-bps, burst, weight, share-depth
+1 vnvme: disk.raw?locks=off: option "locks" is unknown, did you mean "lock"?; file volumes have read-only, direct, lock, block-size, format, atomic, atomic-journal, copy, timeout, offset, length, partition, partlabel, partuuid, luks, luks-header, luks-discard, iops, read-iops, write-iops, bps, read-bps, write-bps, burst, weight, share-depth
 $ -s s disk.raw?weight=0
 1 vnvme: disk.raw?weight=0: option weight=0: a number from 1 on is expected (weights go up to 10000, depths to 4096)
 $ -s s mem://1M?burst=50
