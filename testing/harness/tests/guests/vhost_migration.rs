@@ -31,7 +31,7 @@ const LOAD: &str = "
       echo $? >/tmp/fio.status; } &
     for try in $(seq 600); do [ -s /tmp/fio.log ] && break; sleep 0.1; done";
 
-/// fio ends with status 128 when a signal stops it, and with another after wrong data.
+/// fio ends with status 128 when a signal stops it; jobs that have found wrong data show an error.
 const STOP: &str = "
     [ ! -e /tmp/fio.status ] && kill -INT $(pidof fio)
     for try in $(seq 1800); do [ -e /tmp/fio.status ] && break; sleep 0.1; done
