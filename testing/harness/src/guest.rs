@@ -51,7 +51,7 @@ pub struct Guest {
     boot_seconds: f32,
     /// The command line of QEMU.
     command: String,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 #[derive(Debug)]
@@ -64,7 +64,8 @@ struct Control {
 const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
 
 impl GuestBuilder {
-    /// Starts QEMU and, unless it boots from its disk, waits until the guest takes scripts.
+    /// Starts QEMU and, unless the guest boots from its disk or comes by migration, waits until it
+    /// takes scripts.
     pub fn boot(self) -> Result<Guest> {
         let cache = Cache::open()?;
         let mut image = Image::get(&cache)?;
@@ -84,13 +85,14 @@ impl GuestBuilder {
             words: qemu.words.clone(),
             envs: qemu.envs.clone(),
             scripts: !self.boot_disk,
+            incoming: self.incoming,
             boot_limit: self.boot_limit,
             limit: self.limit,
         };
         let guest = launch.boot(&cache, |dir, console| {
             self.arguments(&cache, &image, accel, dir, console)
         })?;
-        if !self.programs.is_empty() {
+        if !self.programs.is_empty() && !self.incoming {
             guest.run(&format!(
                 "mkdir /run/programs
                  for s in /sys/block/vd*/serial; do
@@ -120,6 +122,8 @@ pub(crate) struct Launch {
     pub envs: Vec<(String, OsString)>,
     /// Whether the guest takes scripts by the harness's init.
     pub scripts: bool,
+    /// Whether QEMU waits for a migration instead of booting a guest.
+    pub incoming: bool,
     /// Bounds each boot.
     pub boot_limit: Duration,
     /// Bounds the guest's whole life.
@@ -161,7 +165,11 @@ impl Launch {
             }
             let mut channel = Channel::new(accept(&agent, deadline, alive)?);
             let events = Events::collect(accept(&events, deadline, alive)?)?;
-            let (boot, _) = channel.ready(deadline)?;
+            let boot = if self.incoming {
+                String::new()
+            } else {
+                channel.ready(deadline)?.0
+            };
             Ok((qmp, Some(Mutex::new(Control { channel, boot })), events))
         };
         let (qmp, control, events) =
@@ -177,7 +185,7 @@ impl Launch {
             boot_limit: self.boot_limit,
             boot_seconds: started.elapsed().as_secs_f32(),
             command,
-            _dir: dir,
+            dir,
         })
     }
 }
@@ -297,6 +305,75 @@ impl Guest {
             .with_context(|| self.tails())
     }
 
+    /// Waits for an event of QEMU that `wanted` accepts, and returns it.
+    pub fn wait_event(&self, limit: Duration, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+        let mut qmp = self.qmp.lock().unpoisoned();
+        qmp.wait_event(limit, wanted).with_context(|| self.tails())
+    }
+
+    /// Begins a migration to an address of QEMU's syntax. It cannot end before
+    /// [`Guest::finish_migration`], because the guest may not be paused for long enough.
+    pub fn begin_migration(&self, uri: &str) -> Result<()> {
+        self.enable_migration_events()?;
+        self.qmp("migrate-set-parameters", json!({"downtime-limit": 0}))?;
+        // An earlier migration has left events.
+        self.qmp.lock().unpoisoned().take_events();
+        self.qmp("migrate", json!({"uri": uri})).map(drop)
+    }
+
+    /// Waits until memory was copied `passes` times, and lets the migration end. `limit` bounds
+    /// each step.
+    pub fn finish_migration(&self, passes: u64, limit: Duration) -> Result<()> {
+        let event = self.wait_event(limit, |event| {
+            let pass = event["data"]["pass"].as_u64();
+            is_migration_end(event) || pass.is_some_and(|pass| pass >= passes)
+        })?;
+        if is_migration_end(&event) {
+            return self.check_migration("completed", &event);
+        }
+        self.qmp("migrate-set-parameters", json!({"downtime-limit": 600_000}))?;
+        self.wait_migration("completed", limit)
+    }
+
+    /// Waits until the migration has ended, which must have this status.
+    pub fn wait_migration(&self, status: &str, limit: Duration) -> Result<()> {
+        let event = self.wait_event(limit, is_migration_end)?;
+        self.check_migration(status, &event)
+    }
+
+    fn check_migration(&self, status: &str, event: &Value) -> Result<()> {
+        if event["data"]["status"] != status {
+            let state = self.qmp("query-migrate", json!({}))?;
+            bail!("the migration is not {status}: {state}{}", self.tails());
+        }
+        Ok(())
+    }
+
+    /// Migrates the guest to a QEMU that waits for it ([`GuestBuilder::incoming`]): copies memory
+    /// `passes` times while the guest runs, and waits until the guest runs there. `limit` bounds
+    /// each step.
+    pub fn migrate(&self, target: &Guest, passes: u64, limit: Duration) -> Result<()> {
+        let uri = format!("unix:{}", target.dir.path().join("migration").display());
+        target.enable_migration_events()?;
+        target.qmp("migrate-incoming", json!({"uri": uri}))?;
+        let finished = self
+            .begin_migration(&uri)
+            .and_then(|()| self.finish_migration(passes, limit));
+        finished.with_context(|| format!("destination:{}", target.tails()))?;
+        target.wait_event(limit, |event| event["event"] == "RESUME")?;
+        let boot = self.explain(|control| Ok(control.boot.clone()))?;
+        target.explain(|control| {
+            control.boot = boot;
+            Ok(())
+        })
+    }
+
+    fn enable_migration_events(&self) -> Result<()> {
+        let capabilities = json!([{"capability": "events", "state": true}]);
+        let arguments = json!({"capabilities": capabilities});
+        self.qmp("migrate-set-capabilities", arguments).map(drop)
+    }
+
     /// Lines that scripts send while they run, by `echo ... >&4`.
     pub fn events(&self) -> &Events {
         &self.events
@@ -358,6 +435,12 @@ impl Guest {
             tail("console", &self.console)
         )
     }
+}
+
+/// Returns whether an event of QEMU announces the end of a migration.
+fn is_migration_end(event: &Value) -> bool {
+    let status = event["data"]["status"].as_str().unwrap_or_default();
+    event["event"] == "MIGRATION" && ["completed", "failed", "cancelled"].contains(&status)
 }
 
 impl Control {

@@ -57,6 +57,7 @@ pub struct GuestBuilder {
     pub(crate) kernel: Option<PathBuf>,
     pub(crate) newer_kernel: bool,
     pub(crate) boot_disk: bool,
+    pub(crate) incoming: bool,
     shared_memory: bool,
     pub(crate) programs: Vec<PathBuf>,
     printed: Vec<String>,
@@ -112,6 +113,7 @@ impl Guest {
             kernel: None,
             newer_kernel: false,
             boot_disk: false,
+            incoming: false,
             shared_memory: true,
             programs: Vec::new(),
             printed: Vec::new(),
@@ -184,6 +186,13 @@ impl GuestBuilder {
     /// console but runs no scripts.
     pub fn boot_from_disk(mut self) -> Self {
         self.boot_disk = true;
+        self
+    }
+
+    /// Starts QEMU without a guest, which comes by [`Guest::migrate`] from another QEMU with the
+    /// same machine and devices.
+    pub fn incoming(mut self) -> Self {
+        self.incoming = true;
         self
     }
 
@@ -273,6 +282,9 @@ impl GuestBuilder {
         }
         // A guest that reboots by itself has panicked; a wanted reboot lifts this for a moment.
         add(&["-action", "reboot=shutdown"]);
+        if self.incoming {
+            add(&["-incoming", "defer"]);
+        }
         if self.viommu {
             add(&["-device", "intel-iommu,intremap=on,caching-mode=on"]);
         }

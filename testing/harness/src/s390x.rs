@@ -196,6 +196,7 @@ impl Mainframe {
             words: self.words.clone(),
             envs: Vec::new(),
             scripts: true,
+            incoming: false,
             boot_limit: BOOT_LIMIT,
             limit: LIFE_LIMIT,
         };

@@ -44,4 +44,5 @@ mod systemd;
 mod ublk;
 mod vfio;
 mod vhost_blk;
+mod vhost_migration;
 mod zones;

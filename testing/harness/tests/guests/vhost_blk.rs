@@ -11,7 +11,7 @@ use harness::{Daemon, Guest};
 use serde_json::Value;
 
 const MIB: u64 = 256;
-const SERIAL: &str = "VBLK0";
+pub const SERIAL: &str = "VBLK0";
 
 /// `$d` is the device of the disk with serial number `VBLK0`, `$q` its name.
 pub const FIND: &str = r#"
@@ -21,27 +21,34 @@ for s in /sys/block/vd*/serial; do [ "$(cat $s)" = VBLK0 ] && q=$(basename ${s%/
 d=/dev/$q
 "#;
 
-fn run(guest: &Guest, script: &str) -> Result<String> {
+pub fn run(guest: &Guest, script: &str) -> Result<String> {
     guest.run_for(LONG_TIMEOUT, &format!("{FIND}\n{script}"))
 }
 
-/// The daemon, its disk's file, and the socket that outlives it.
-struct Export {
+/// A disk's file, and the sockets that outlive the daemon that serves it.
+pub struct Export {
     file: PathBuf,
     dir: tempfile::TempDir,
 }
 
 impl Export {
-    fn socket(&self) -> PathBuf {
+    pub fn new(file: &Path) -> Result<Export> {
+        Ok(Export {
+            file: file.to_path_buf(),
+            dir: tempfile::Builder::new().prefix("vnvme-").tempdir()?,
+        })
+    }
+
+    pub fn socket(&self) -> PathBuf {
         self.dir.path().join("v")
     }
 
-    fn control(&self) -> PathBuf {
+    pub fn control(&self) -> PathBuf {
         self.dir.path().join("c")
     }
 
     /// Beside a controller, which nobody uses here.
-    fn serve(&self, options: &str) -> Result<Daemon> {
+    pub fn serve(&self, options: &str) -> Result<Daemon> {
         let file = self.file.display();
         let volume = format!("{file}?serial={SERIAL}&queues=8{options}");
         Daemon::builder("vhost-blk")
@@ -54,14 +61,38 @@ impl Export {
             .start()
     }
 
-    fn stats(&self) -> Result<Value> {
+    pub fn stats(&self) -> Result<Value> {
+        Ok(self.ask("stats")?["vhost_user_blk"][0].clone())
+    }
+
+    /// Returns the JSON that a command of the program prints.
+    pub fn ask(&self, command: &str) -> Result<Value> {
         let output = Command::new(harness::daemon::program()?)
-            .args(["stats", "--control"])
+            .args([command, "--control"])
             .arg(self.control())
             .arg("--json")
             .output()?;
-        let stats: Value = serde_json::from_slice(&output.stdout)?;
-        Ok(stats["vhost_user_blk"][0].clone())
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Returns the number of requests that the disk has completed.
+    pub fn requests(&self) -> Result<u64> {
+        let stats = self.stats()?;
+        let queues = stats["queues"].as_array();
+        Ok(queues.map_or(0, |all| {
+            all.iter().filter_map(|q| q["requests"].as_u64()).sum()
+        }))
+    }
+
+    /// Waits until the disk has completed so many more requests.
+    pub fn wait_requests(&self, more: u64, limit: Duration) -> Result<()> {
+        let enough = self.requests()? + more;
+        let deadline = Instant::now() + limit;
+        while self.requests()? < enough {
+            ensure!(Instant::now() < deadline, "the guest makes no requests");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 }
 
@@ -72,10 +103,7 @@ fn linux_guest_uses_virtio_disk() -> Result<()> {
         return Ok(());
     }
     let disks = Disks::new()?;
-    let export = Export {
-        file: disks.sparse("disk.raw", MIB)?,
-        dir: tempfile::Builder::new().prefix("vnvme-").tempdir()?,
-    };
+    let export = Export::new(&disks.sparse("disk.raw", MIB)?)?;
     let daemon = export.serve("")?;
     let chardev = format!(
         "socket,id=v0,path={},reconnect-ms=100",
@@ -274,19 +302,7 @@ fn restart(
         ),
     )?;
     for _ in 0..2 {
-        let stats = export.stats()?;
-        let requests = |stats: &Value| -> u64 {
-            let queues = stats["queues"].as_array();
-            queues.map_or(0, |all| {
-                all.iter().filter_map(|q| q["requests"].as_u64()).sum()
-            })
-        };
-        let before = requests(&stats);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while requests(&export.stats()?) < before + some {
-            ensure!(Instant::now() < deadline, "fio does not work");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        export.wait_requests(some, Duration::from_secs(60))?;
         let old = daemon.take().context("no daemon")?;
         if killed {
             old.kill()?;
