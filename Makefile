@@ -27,7 +27,7 @@ AGAIN = $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := demo
 .PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild mutants simulate check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package help \
-	tools-build tools-guest tools-bench
+	tools-build tools-guest tools-bench tools-tests
 
 # Both programs by one build: each by itself has other features of what they share, and has it built
 # again.
@@ -65,7 +65,9 @@ quick: tools-build
 	$(CARGO) build --quiet -p tier
 	$(TESTS) 'unit tests' --workspace --lib --bins -- $(SLOW:%=--skip %)
 
-test: tools-guest
+# An ordinary user's PATH lacks /usr/sbin, where Debian has cryptsetup.
+test test-long: export PATH := $(PATH):/usr/sbin:$(CURDIR)/target/tools/bin
+test: tools-guest tools-tests
 	testing/harness/setup.sh check
 	$(call tier,test)
 
@@ -114,7 +116,7 @@ LONG = NEXTEST_PROFILE=long VNVME_KILLS=200 VNVME_UPGRADES=50 VNVME_CUTS=200 VNV
 LENGTHENED = survival:: power_cut:: qcow2:: nbd_image:: rbd_kills:: reservations:: nvme_tcp clients:: ap::
 # Models that take far more steps in optimised code.
 MODELS = $(CARGO) test --quiet --profile fast -p driver --lib --test it -- iova:: mapper::
-test-long: tools-guest tools-bench
+test-long: tools-guest tools-bench tools-tests
 	$(call tier,test-long)
 
 test-long-steps:
@@ -243,6 +245,10 @@ tools-build:
 # What the suite cost needs besides: valgrind.
 tools-bench:
 	@testing/harness/setup.sh bench $(CURDIR)/target/tools
+
+# What the tests need besides: cryptsetup.
+tools-tests:
+	@testing/harness/setup.sh tests $(CURDIR)/target/tools
 
 # What the guest needs besides: apt-get and dpkg-deb, to fetch Debian packages into target/harness.
 tools-guest: tools-build

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sees to it that this machine has what a make target needs: installs it when it may (as root), else prints the one line
-# that does. Usage: setup.sh build | guest | check | aarch64 | bench
+# that does. Usage: setup.sh build | guest | check | aarch64 | bench DIRECTORY | tests DIRECTORY
 set -eu
 
 # have_or_install PROGRAM PACKAGE: PROGRAM is there, or becomes so.
@@ -13,6 +13,26 @@ have_or_install() {
     fi
     echo "setup: $1 is missing; this line installs it: sudo apt-get update && sudo apt-get install -y $2" >&2
     exit 1
+}
+
+# fetch DIRECTORY PACKAGE...: Debian packages are unpacked in a directory, without their dependencies.
+fetch() {
+    fetched=$1
+    shift
+    mkdir -p "$fetched/bin"
+    (
+        cd "$fetched"
+        apt-get download -qq "$@" >&2 || exit 1
+        for package; do
+            dpkg-deb -x "$package"_*.deb . || exit 1
+        done
+    )
+}
+
+# wrapper FILE VARIABLE VALUE PROGRAM: FILE starts PROGRAM with this environment variable.
+wrapper() {
+    printf '#!/bin/sh\n%s="%s" exec "%s" "$@"\n' "$2" "$3" "$4" >"$1"
+    chmod +x "$1"
 }
 
 case ${1-} in
@@ -61,8 +81,7 @@ bench)
     if [ "$(id -u)" = 0 ] && (have_or_install valgrind valgrind); then
         exit 0
     fi
-    mkdir -p "$dir/bin"
-    if ! (cd "$dir" && apt-get download -qq valgrind >&2 && dpkg-deb -x valgrind_*.deb .); then
+    if ! fetch "$dir" valgrind; then
         echo "setup: this line installs valgrind: sudo apt-get update && sudo apt-get install -y valgrind" >&2
         "$(dirname "$0")/skips.sh" --skip "bench: suite cost" "valgrind cannot be fetched"
         exit 0
@@ -70,11 +89,28 @@ bench)
     # The packaged script calls the program by its installed path.
     program=$dir/usr/bin/valgrind.bin
     [ -x "$program" ] || program=$dir/usr/bin/valgrind
-    cat >"$dir/bin/valgrind" <<END
-#!/bin/sh
-VALGRIND_LIB=$dir/usr/libexec/valgrind exec $program "\$@"
-END
-    chmod +x "$dir/bin/valgrind"
+    wrapper "$dir/bin/valgrind" VALGRIND_LIB "$dir/usr/libexec/valgrind" "$program"
+    ;;
+tests)
+    # cryptsetup, for the tests of encrypted volumes: installed as root, else fetched into the directory that is named.
+    # Tests that do not find it say so.
+    dir=${2:?directory}
+    PATH=$PATH:/usr/sbin:$dir/bin
+    if command -v cryptsetup >/dev/null 2>&1; then
+        exit 0
+    fi
+    if [ "$(id -u)" = 0 ] && (have_or_install cryptsetup cryptsetup-bin); then
+        exit 0
+    fi
+    # Its other libraries are those of systemd, which Debian has everywhere.
+    if fetch "$dir" cryptsetup-bin libcryptsetup12 libpopt0; then
+        # Older packages have them in /lib and /sbin.
+        libraries=$(find "$dir" -name 'lib*.so.*' -exec dirname {} + | sort -u | paste -s -d :)
+        wrapper "$dir/bin/cryptsetup" LD_LIBRARY_PATH "$libraries" "$(find "$dir" -path '*/sbin/cryptsetup' | head -n 1)"
+        "$dir/bin/cryptsetup" --version >&2 && exit 0
+        rm "$dir/bin/cryptsetup"
+    fi
+    echo "setup: this line installs cryptsetup: sudo apt-get update && sudo apt-get install -y cryptsetup-bin" >&2
     ;;
 aarch64)
     # Succeeds when the AArch64 standard library is there; else says why that check is left out.
@@ -87,7 +123,7 @@ aarch64)
     exit 1
     ;;
 *)
-    echo "usage: setup.sh build | guest | check | aarch64 | bench" >&2
+    echo "usage: setup.sh build | guest | check | aarch64 | bench DIRECTORY | tests DIRECTORY" >&2
     exit 2
     ;;
 esac

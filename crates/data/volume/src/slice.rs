@@ -4,7 +4,7 @@ use crate::{
     AtomicWrites, Completion, CopyRequest, CopySource, Extent, FastPath, Info, Io, IoError,
     IoErrorKind, Op, OpenQueue, QueueState, RangeCopy, Request, Volume, VolumeError, VolumeQueue,
 };
-use dma::{SegmentList, View};
+use dma::{Buffer, SegmentList, View};
 use std::sync::Arc;
 
 /// A range of another volume, as a volume of its own. Nothing outside of the range can be reached
@@ -12,9 +12,28 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct SliceVolume {
     whole: Arc<dyn Volume>,
+    range: Range,
+}
+
+/// Range of a slice in the lower volume.
+#[derive(Clone, Copy, Debug)]
+struct Range {
     offset: u64,
     /// Length of the slice in bytes; `None` for a slice that ends with the lower volume.
     len: Option<u64>,
+}
+
+impl Range {
+    /// Translates an offset into the lower volume. A range behind the end of that volume is refused
+    /// by it.
+    fn place(&self, offset: u64, len: u64) -> Result<u64, IoError> {
+        let end = offset.checked_add(len);
+        let inside = end.is_some_and(|end| self.len.is_none_or(|len| end <= len));
+        offset
+            .checked_add(self.offset)
+            .filter(|_| inside)
+            .ok_or(IoErrorKind::OutOfRange.into())
+    }
 }
 
 impl SliceVolume {
@@ -38,12 +57,13 @@ impl SliceVolume {
                 block_size: info.block_size,
             });
         }
-        Ok(Self { whole, offset, len })
+        let range = Range { offset, len };
+        Ok(Self { whole, range })
     }
 
     fn size(&self, whole: u64) -> u64 {
-        let rest = whole.saturating_sub(self.offset);
-        self.len.map_or(rest, |len| len.min(rest))
+        let rest = whole.saturating_sub(self.range.offset);
+        self.range.len.map_or(rest, |len| len.min(rest))
     }
 }
 
@@ -51,7 +71,10 @@ impl Volume for SliceVolume {
     fn info(&self) -> Info {
         let info = self.whole.info();
         let size = self.size(info.size);
-        let description = format!("{size} bytes from {} of {}", self.offset, info.description);
+        let description = format!(
+            "{size} bytes from {} of {}",
+            self.range.offset, info.description
+        );
         Info {
             size,
             description,
@@ -62,27 +85,33 @@ impl Volume for SliceVolume {
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
         Ok(OpenQueue::with_fast_path(SliceQueue {
             whole: self.whole.open(io)?,
-            offset: self.offset,
-            len: self.len,
+            range: self.range,
         }))
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
+        match self.range.place(offset, buffer.len() as u64) {
+            Ok(place) => self.whole.read_at(place, buffer),
+            Err(error) => Some(Err(error)),
+        }
     }
 
     fn id(&self) -> Vec<u8> {
         let mut id = self.whole.id();
         id.extend_from_slice(b"+");
-        id.extend_from_slice(self.offset.to_string().as_bytes());
+        id.extend_from_slice(self.range.offset.to_string().as_bytes());
         id
     }
 
     fn own_id(&self) -> Option<Vec<u8>> {
         let whole = self.whole.own_id()?;
-        Some([&whole[..], format!("+{}", self.offset).as_bytes()].concat())
+        Some([&whole[..], format!("+{}", self.range.offset).as_bytes()].concat())
     }
 
     /// Returns the promise of the lower volume, shifted by the slice's offset. Requests are never
     /// split.
     fn atomic_writes(&self) -> AtomicWrites {
-        self.whole.atomic_writes().from_byte(self.offset)
+        self.whole.atomic_writes().from_byte(self.range.offset)
     }
 
     fn inner(&self) -> Option<&dyn Volume> {
@@ -90,7 +119,7 @@ impl Volume for SliceVolume {
     }
 
     fn extent(&self) -> Option<Extent> {
-        Some(self.whole.extent()?.part(self.offset, self.len))
+        Some(self.whole.extent()?.part(self.range.offset, self.range.len))
     }
 
     /// Refuses to resize the slice, because other slices use the rest of the lower volume.
@@ -108,27 +137,13 @@ impl Volume for SliceVolume {
 /// Queue of one worker into a [`SliceVolume`].
 struct SliceQueue {
     whole: OpenQueue,
-    offset: u64,
-    len: Option<u64>,
-}
-
-impl SliceQueue {
-    /// Translates an offset into the whole volume. A range behind the end of the whole is refused
-    /// by that volume.
-    fn place(&self, offset: u64, len: u64) -> Result<u64, IoError> {
-        let end = offset.checked_add(len);
-        let inside = end.is_some_and(|end| self.len.is_none_or(|len| end <= len));
-        offset
-            .checked_add(self.offset)
-            .filter(|_| inside)
-            .ok_or(IoErrorKind::OutOfRange.into())
-    }
+    range: Range,
 }
 
 impl VolumeQueue for SliceQueue {
     fn submit(&mut self, mut request: Request) -> Option<Completion> {
         if request.op != Op::Flush {
-            match self.place(request.offset, request.len) {
+            match self.range.place(request.offset, request.len) {
                 Ok(offset) => request.offset = offset,
                 Err(error) => return Some(request.complete(Err(error))),
             }
@@ -151,7 +166,7 @@ impl VolumeQueue for SliceQueue {
 
 impl FastPath for SliceQueue {
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
-        match self.place(offset, data.len_bytes()) {
+        match self.range.place(offset, data.len_bytes()) {
             Ok(offset) => self.whole.start(tag, op, offset, data),
             // A flush has no range.
             Err(_) if op == Op::Flush => self.whole.start(tag, op, offset, data),
@@ -172,7 +187,7 @@ impl FastPath for SliceQueue {
     }
 
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
-        match self.place(offset, data.len_bytes()) {
+        match self.range.place(offset, data.len_bytes()) {
             Ok(offset) => self.whole.try_now(op, offset, data),
             Err(error) => self.is_immediate().then_some(Err(error)),
         }
@@ -183,7 +198,7 @@ impl FastPath for SliceQueue {
     }
 
     fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
-        if let Ok(offset) = self.place(offset, len) {
+        if let Ok(offset) = self.range.place(offset, len) {
             self.whole.prefetch(op, offset, len);
         }
     }
@@ -195,12 +210,12 @@ impl FastPath for SliceQueue {
 
 impl RangeCopy for SliceQueue {
     fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
-        let offset = self.place(offset, len).ok()?;
+        let offset = self.range.place(offset, len).ok()?;
         self.whole.copy_source(offset, len)
     }
 
     fn copy(&mut self, copy: CopyRequest) -> bool {
-        let place = self.place(copy.offset, copy.source.len_bytes());
+        let place = self.range.place(copy.offset, copy.source.len_bytes());
         place.is_ok_and(|offset| self.whole.copy(CopyRequest { offset, ..copy }))
     }
 }

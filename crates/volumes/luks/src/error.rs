@@ -13,8 +13,12 @@ pub enum LuksError {
     /// The volume with the header could not be read.
     #[error("the LUKS header cannot be read: {0}")]
     ReadVolume(IoError),
-    /// The volume with the header could not be opened for reading.
-    #[error("the LUKS header cannot be read: {0}")]
+    /// The volume with the header could not be opened for reading: a network volume is read through
+    /// a ring, which a process in its sandbox cannot make.
+    #[error(
+        "the LUKS header cannot be read: {0}; in the sandbox, a header on a server is read at the \
+         start only: name a copy of it by luks-header=PATH, or start the daemon again"
+    )]
     OpenVolume(VolumeError),
     /// The file with the detached header could not be opened.
     #[error("luks-header={}: {error}", path.display())]

@@ -156,13 +156,10 @@ impl Journal {
     pub(crate) fn look(folder: &JournalFolder, id: FileId) -> io::Result<Option<Self>> {
         let path = Self::path(folder, id);
         let file = options().open(&path)?;
-        let Some(locked) = lock(file)? else {
-            return Ok(None);
-        };
-        if !is_at(&locked.0, &path)? {
-            return Ok(None);
+        match lock_at(file, &path)? {
+            Lock::Held(locked) => Self::map(locked, path, folder, id, PathBuf::new(), 0).map(Some),
+            Lock::Used | Lock::Removed => Ok(None),
         }
-        Self::map(locked, path, folder, id, PathBuf::new(), 0).map(Some)
     }
 
     fn map(
@@ -377,26 +374,37 @@ fn create_locked(path: &Path) -> io::Result<LockedFile> {
     let began = Instant::now();
     loop {
         let file = options().create(true).truncate(false).open(path)?;
-        if let Some(locked) = lock(file)? {
-            // A process that has removed the file had it locked until then.
-            if is_at(&locked.0, path)? {
-                return Ok(locked);
-            }
-        } else if began.elapsed() < LOCK_TIMEOUT {
-            thread::sleep(LOCK_PAUSE);
-        } else {
-            return Err(io::Error::other("another process uses it"));
+        match lock_at(file, path)? {
+            Lock::Held(locked) => return Ok(locked),
+            Lock::Removed => {}
+            Lock::Used if began.elapsed() < LOCK_TIMEOUT => thread::sleep(LOCK_PAUSE),
+            Lock::Used => return Err(io::Error::other("another process uses it")),
         }
     }
 }
 
-/// Locks the file of a journal, unless another process has it locked.
-fn lock(file: File) -> io::Result<Option<LockedFile>> {
+/// Result of an attempt to lock the file of a journal.
+enum Lock {
+    Held(LockedFile),
+    /// Another process has the file locked.
+    Used,
+    /// Another process has removed the file, which it had locked until then.
+    Removed,
+}
+
+/// Locks the file of a journal, which was opened at `path`.
+fn lock_at(file: File, path: &Path) -> io::Result<Lock> {
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(LockedFile(file))),
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(Lock::Used),
+        Err(error) => return Err(error.into()),
     }
+    let locked = LockedFile(file);
+    Ok(if is_at(&locked.0, path)? {
+        Lock::Held(locked)
+    } else {
+        Lock::Removed
+    })
 }
 
 /// Returns whether this open file is the one at this path.
@@ -609,6 +617,27 @@ mod tests {
     }
 
     /// Another process removes the file after this one has opened it, and before it is locked.
+    #[test]
+    fn file_that_was_removed_before_its_lock_is_not_used() {
+        let (_directory, folder) = folder(1);
+        let journal = open(&folder, (7, 9), SLOTS).unwrap();
+        let path = journal.path.clone();
+        let again = || lock_at(options().open(&path).unwrap(), &path).unwrap();
+        assert!(matches!(again(), Lock::Used));
+        let removed = options().open(&path).unwrap();
+        journal.remove();
+        drop(journal);
+        assert!(matches!(lock_at(removed, &path).unwrap(), Lock::Removed));
+        // So is one whose place another file has taken.
+        let replaced = options().create(true).truncate(false).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let next = open(&folder, (7, 9), SLOTS).unwrap();
+        assert!(matches!(lock_at(replaced, &path).unwrap(), Lock::Removed));
+        drop(next);
+        assert!(matches!(again(), Lock::Held(_)));
+    }
+
+    /// Another process removes the file while this one waits for its lock.
     #[test]
     fn journal_is_created_again_when_it_is_removed_meanwhile() {
         let (_directory, folder) = folder(1);

@@ -1,7 +1,7 @@
 //! Null, memory, slices and declared faults.
 
 use crate::common::{WAYS, Worker, bytes, disk, sparse};
-use dma::SegmentList;
+use dma::{Buffer, SegmentList};
 use std::sync::Arc;
 use std::time::Duration;
 use volume::{
@@ -301,6 +301,33 @@ fn slices_of_files_are_block_aligned() {
         .unwrap();
     assert!(slice.refresh().unwrap());
     assert_eq!(slice.info().size, 2 * MIB - 4096);
+}
+
+/// A process in its sandbox reads headers and tables that lie in a slice.
+#[test]
+fn slice_of_file_is_read_without_queue() {
+    let directory = disk();
+    let path = sparse(&directory, MIB);
+    let bytes: Vec<u8> = (0..MIB / 4096).flat_map(|n| [n as u8; 4096]).collect();
+    std::fs::write(&path, bytes).unwrap();
+    let file: Arc<dyn Volume> = Arc::new(FileVolume::open(path, FileOptions::default()).unwrap());
+    let slice = SliceVolume::new(file.clone(), 4096, Some(8192)).unwrap();
+    let read = |slice: &SliceVolume, offset, len| {
+        let mut buffer = Buffer::new(len);
+        let read = slice.read_at(offset, &mut buffer).expect("no queue");
+        read.map(|()| buffer.to_vec())
+    };
+    assert_eq!(read(&slice, 0, 4096), Ok(vec![1; 4096]));
+    assert_eq!(read(&slice, 4096, 4096), Ok(vec![2; 4096]));
+    let outside = Err(IoErrorKind::OutOfRange.into());
+    for (offset, len) in [(8192, 4096), (4096, 8192), (u64::MAX - 4095, 4096)] {
+        assert_eq!(read(&slice, offset, len), outside, "{offset}+{len}");
+    }
+    let rest = SliceVolume::new(file, 4096, None).unwrap();
+    assert_eq!(read(&rest, 8192, 4096), Ok(vec![3; 4096]));
+    let memory = Arc::new(MemVolume::new(MIB).unwrap());
+    let slice = SliceVolume::new(memory, 4096, None).unwrap();
+    assert!(slice.read_at(0, &mut Buffer::new(4096)).is_none());
 }
 
 #[test]

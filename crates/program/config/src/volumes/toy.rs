@@ -86,6 +86,26 @@ fn toy_protocol_is_known_by_its_line() {
     assert!(error.contains("colour"), "{error}");
 }
 
+/// The documented protocols, whether their servers are named in the URL, and whether a next process
+/// may execute outstanding requests again.
+#[test]
+fn documented_protocols_are_known_with_their_fences() {
+    for (url, has_servers, is_fenced) in [
+        ("nbd://10.0.0.2/export", true, true),
+        ("nbd+unix:///export?socket=/run/nbd", true, true),
+        (
+            "nvme+tcp://10.0.0.2/nqn.2014-08.org.vnvme:far/1",
+            true,
+            false,
+        ),
+        ("rbd://pool/image", false, true),
+    ] {
+        let kind = remote(url).expect(url);
+        assert_eq!(kind.is_fenced(), is_fenced, "{url}");
+        assert_eq!(!servers(url).is_empty(), has_servers, "{url}");
+    }
+}
+
 /// Users write a server's address alone into `allow`.
 #[test]
 fn server_address_alone_names_server_of_every_protocol() {

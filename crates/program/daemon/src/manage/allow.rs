@@ -218,8 +218,18 @@ impl Allow {
         let source = KeySource::parse(&encryption.key).map_err(|why| invalid(why.to_owned()))?;
         let path = source.path().map_err(|error| invalid(error.to_string()))?;
         self.check_path(&path)?;
-        let header = encryption.header.as_ref();
-        header.map_or(Ok(()), |path| self.check_path(path))
+        if let Some(header) = &encryption.header {
+            return self.check_path(header);
+        }
+        // Reading a network volume takes a ring, which a process in its sandbox cannot make.
+        if volumes::remote(url).is_some() && self.places.is_some() {
+            return Err(Error::unsupported(format!(
+                "{url}: in the sandbox, the LUKS header in a volume on a server cannot be read: name a \
+                 copy of the header by luks-header=PATH (cryptsetup luksHeaderBackup makes one), or \
+                 write the disk into the configuration that the daemon starts with"
+            )));
+        }
+        Ok(())
     }
 
     /// Refuses servers other than those of the list and those of the disks that were there at the
@@ -351,12 +361,19 @@ mod tests {
 
     #[test]
     fn connections_are_limited_to_allowed_servers() {
-        let listed = ["/x", "nbd://10.0.0.2/", "nbd+unix:///?socket=/run/nbd.sock"];
+        let listed = [
+            "/x",
+            "nbd://10.0.0.2/",
+            "nbd+unix:///?socket=/run/nbd.sock",
+            "nvme+tcp://10.0.0.4/",
+        ];
         let allow = allow(&listed);
         assert_eq!(allow.places, Some(vec!["/x".into()]));
         for fine in [
             "nbd://10.0.0.2:10809/a?iops=5",
             "nbd+unix:///b?socket=/run/nbd%2esock&offset=1M",
+            "nvme+tcp://10.0.0.4:4420/nqn.2014-08.org.vnvme:far/1",
+            "nbd://10.0.0.2/a?luks=/x/key&luks-header=/x/header",
         ] {
             allow.check_volume(fine).unwrap();
         }
@@ -364,6 +381,15 @@ mod tests {
             ("nbd://10.0.0.2:7/a", "allow = [\"nbd://10.0.0.2:7/\""),
             ("nbd://10.0.0.3/a", "allow = [\"nbd://10.0.0.3:10809/\""),
             ("nbd://host/a", "name the server by its address"),
+            (
+                "nvme+tcp://10.0.0.5/nqn.2014-08.org.vnvme:far/1",
+                "allow = [\"nvme+tcp://10.0.0.5:4420/\"",
+            ),
+            (
+                "nvme+tcp://10.0.0.4,10.0.0.5/nqn.2014-08.org.vnvme:far/1",
+                "allow = [\"nvme+tcp://10.0.0.5:4420/\"",
+            ),
+            ("nbd://10.0.0.2/a?luks=/x/key", "luks-header=PATH"),
             (
                 "nbd+unix:///b?socket=/run/nbd/x&iops=5",
                 "allow = [\"nbd+unix:///?socket=/run/nbd/x\"",

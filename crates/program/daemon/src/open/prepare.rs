@@ -427,3 +427,37 @@ pub fn open_all(
     let opening = all.into_inner().unpoisoned();
     listen(workers, context, options, opening)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use namespace_files::NamespaceFiles;
+    use volume::MemVolume;
+
+    /// A late request of the killed process would undo what its repetition has written since.
+    #[test]
+    fn outstanding_requests_to_unfenced_volumes_are_not_repeated() {
+        for (url, repeats) in [
+            ("mem://1M", true),
+            ("/disks/vm0.raw", true),
+            ("nbd://10.0.0.2/export", true),
+            ("rbd://pool/image", true),
+            ("nvme+tcp://10.0.0.2/nqn.2014-08.org.vnvme:far/1", false),
+            (
+                "nvme+tcp://10.0.0.2/nqn.2014-08.org.vnvme:far/1?luks=/key",
+                false,
+            ),
+        ] {
+            let spec = config::options::url::parse(url).unwrap();
+            let opened = OpenedVolume {
+                volume: Arc::new(MemVolume::new(1 << 20).unwrap()),
+                device: None,
+                direct: None,
+                files: NamespaceFiles::default(),
+                block_size: None,
+            };
+            let prepared = Prepared::opened(spec, ("disk".into(), 1), opened);
+            assert_eq!(prepared.outlives_its_process(), repeats, "{url}");
+        }
+    }
+}

@@ -8,5 +8,6 @@ mod fixtures;
 mod formats;
 mod keys;
 mod model;
+mod open;
 mod programs;
 mod refused;

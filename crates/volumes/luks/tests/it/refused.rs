@@ -70,40 +70,80 @@ fn every_changed_bit_of_both_copies_is_found() {
     }
 }
 
+/// Asserts that a header is refused because this parameter exceeds its bound.
+fn assert_too_expensive(header: &[u8], parameter: &str) {
+    let error = error(header);
+    assert!(
+        matches!(error, LuksError::TooExpensive { what, .. } if what.starts_with(parameter)),
+        "{parameter}: {error}"
+    );
+}
+
+/// Each parameter is beyond its own bound only.
 #[test]
 fn expensive_parameters_are_refused_before_they_are_used() {
-    for (key, value) in [
-        ("time", json!(u32::MAX)),
-        ("memory", json!(u32::MAX)),
-        ("memory", json!((1 << 20) + 1)),
-        ("cpus", json!(1000)),
+    const MOST: u32 = 50_000_000;
+    for (parameter, changes) in [
+        ("passes", &[("time", u32::MAX)][..]),
+        ("passes", &[("time", 33), ("memory", 1 << 20)]),
+        ("KiB of memory", &[("memory", u32::MAX)]),
+        ("KiB of memory", &[("memory", (1 << 20) + 1), ("time", 1)]),
+        ("lanes", &[("cpus", 17)]),
+        ("lanes", &[("cpus", u32::MAX)]),
     ] {
         let mut container = Container::new(2, 64, 512);
         container.kdf = "argon2id";
-        let header = container.second(|json| json["keyslots"]["0"]["kdf"][key] = value.clone());
-        let error = error(&header);
-        assert!(matches!(error, LuksError::TooExpensive { .. }), "{error}");
+        let header = container.second(|json| {
+            for (key, value) in changes {
+                json["keyslots"]["0"]["kdf"][key] = json!(value);
+            }
+        });
+        assert_too_expensive(&header, parameter);
     }
-    let error = changed(|json| json["keyslots"]["0"]["kdf"]["iterations"] = json!(u32::MAX));
-    assert!(matches!(error, LuksError::TooExpensive { .. }), "{error}");
-    let error = changed(|json| json["digests"]["0"]["iterations"] = json!(u32::MAX));
-    assert!(matches!(error, LuksError::TooExpensive { .. }), "{error}");
-    let mut header = Container::new(1, 64, 512).header();
-    header[212..216].fill(0xff);
-    assert!(matches!(
-        self::error(&header),
-        LuksError::TooExpensive { .. }
-    ));
+    for iterations in [MOST + 1, u32::MAX] {
+        let container = Container::new(2, 64, 512);
+        let slot =
+            |json: &mut Value| json["keyslots"]["0"]["kdf"]["iterations"] = json!(iterations);
+        assert_too_expensive(&container.second(slot), "PBKDF2");
+        let digest = |json: &mut Value| json["digests"]["0"]["iterations"] = json!(iterations);
+        assert_too_expensive(&container.second(digest), "PBKDF2");
+        // The first slot, and the digest.
+        for at in [212, 164] {
+            let mut header = Container::new(1, 64, 512).header();
+            header[at..][..4].copy_from_slice(&iterations.to_be_bytes());
+            assert_too_expensive(&header, "PBKDF2");
+        }
+    }
     // Each slot is within the bounds, and all of them together are not.
     let mut container = Container::new(2, 64, 512);
     container.slots = (0..10).map(|n| (n, b"x".to_vec())).collect();
     let header = container.second(|json| {
         for slot in json["keyslots"].as_object_mut().unwrap().values_mut() {
-            slot["kdf"]["iterations"] = json!(50_000_000);
+            slot["kdf"]["iterations"] = json!(MOST);
         }
     });
-    let error = self::error(&header);
-    assert!(matches!(error, LuksError::TooExpensive { .. }), "{error}");
+    assert_too_expensive(&header, "work of all");
+}
+
+/// Lengths that a hostile header sets, each just beyond its bound.
+#[test]
+fn long_salts_and_impossible_stripes_are_refused() {
+    let long = "A".repeat(1368);
+    let salts: [fn(&mut Value, &str); 2] = [
+        |json, salt| json["keyslots"]["0"]["kdf"]["salt"] = json!(salt),
+        |json, salt| json["digests"]["0"]["salt"] = json!(salt),
+    ];
+    for (set, word) in salts.into_iter().zip(["salt", "digest"]) {
+        // 1026 bytes; 1023 are allowed.
+        let error = changed(|json| set(json, &long)).to_string();
+        assert!(error.contains(word), "{error}");
+        let fine = Container::new(2, 64, 512).second(|json| set(json, &long[4..]));
+        assert!(Header::read(fine.as_slice(), false).is_ok(), "{word}");
+    }
+    for stripes in [0u32, 8001, u32::MAX] {
+        let error = changed(|json| json["keyslots"]["0"]["af"]["stripes"] = json!(stripes));
+        assert!(error.to_string().contains("stripes"), "{stripes}: {error}");
+    }
 }
 
 #[test]

@@ -77,10 +77,17 @@ impl Backed {
 impl Worker {
     /// Writes a page of nines at this byte of the disk.
     fn write(&mut self, at: u64) {
+        self.write_with(at, false);
+    }
+
+    fn write_with(&mut self, at: u64, fua: bool) {
         let data = SegmentList::owned(Buffer::from_slice(&[9; 4096]));
-        let write = Request::transfer(1, Op::Write { fua: false }, at, data);
+        self.execute(Request::transfer(1, Op::Write { fua }, at, data));
+    }
+
+    fn execute(&mut self, request: Request) {
         let Worker { io, queue } = self;
-        let done = finish(io, queue.as_mut().unwrap(), |queue| queue.submit(write));
+        let done = finish(io, queue.as_mut().unwrap(), |queue| queue.submit(request));
         done.result.unwrap();
     }
 }
@@ -165,6 +172,51 @@ fn journal_that_contradicts_image_is_dropped() {
     }
     backed.write_and_die(&journal, &[]);
     assert_eq!((backed.found(3), backed.found(5)), (7, 9));
+}
+
+/// Another program has changed the tables and has left the journal's number in the header, against
+/// the format: data in place of a recorded entry's, and a table in place of the one that the entries
+/// belong to. Nothing that it has written is overwritten.
+#[test]
+fn journal_that_does_not_continue_tables_is_dropped() {
+    for moves_table in [false, true] {
+        let backed = Backed::new();
+        let journal = journal_of(&backed.path);
+        backed.write_and_die(&journal, &[1]);
+        // Cluster 1 is in the image, and cluster 3 only in the journal.
+        backed.write_and_die(&journal, &[3]);
+        let mut image = std::fs::read(&backed.path).unwrap();
+        let word = |image: &[u8], at: u64| {
+            let bytes = image[at as usize..].first_chunk().unwrap();
+            u64::from_be_bytes(*bytes)
+        };
+        let (l1, copied) = (3 * CLUSTER, 1 << 63);
+        let table = word(&image, l1) & !copied;
+        assert_eq!((table % CLUSTER, word(&image, table + 24)), (0, 0));
+        let end = (image.len() as u64).next_multiple_of(CLUSTER);
+        image.resize((end + CLUSTER) as usize, 7);
+        let mut put = |at: u64, value: u64| {
+            image[at as usize..][..8].copy_from_slice(&value.to_be_bytes());
+        };
+        if moves_table {
+            // The former table is the data of cluster 5.
+            put(l1, end | copied);
+            for n in 0..CLUSTER / 8 {
+                put(end + n * 8, 0);
+            }
+            put(end + 40, table | copied);
+        } else {
+            put(table + 24, end | copied);
+            image[(end + 8192) as usize..][..4096].fill(5);
+        }
+        std::fs::write(&backed.path, &image).unwrap();
+        let before = see(&image, &backed.base).disk;
+        backed.write_and_die(&journal, &[]);
+        let after = std::fs::read(&backed.path).unwrap();
+        let seen = see(&after, &backed.base);
+        assert!(seen.wrong.is_empty(), "{:?}", seen.wrong);
+        assert!(seen.disk == before, "{moves_table}");
+    }
 }
 
 /// Another program has changed the image, and has died with the dirty bit set, too. Its tables do
@@ -533,6 +585,24 @@ fn queue_writes_entries_when_many_wait() {
     // More than half of the slots are used: a task of the queue writes the entries.
     worker.settle(&mut Vec::new());
     assert_eq!(backed.found(8), 9);
+}
+
+/// A durable write into a cluster whose entry waits: the entry has to be in the image, too.
+#[test]
+fn durable_write_waits_for_deferred_entry() {
+    let backed = Backed::new();
+    let journal = journal_of(&backed.path);
+    let volume = Qcow2Volume::open(&backed.path, &backed.options(Some(&journal))).unwrap();
+    let Some(mut worker) = Worker::new(&volume) else {
+        return;
+    };
+    // The first one has a table made, and the flush makes it durable.
+    worker.write(8192);
+    worker.execute(Request::flush(1));
+    worker.write(CLUSTER + 8192);
+    assert_eq!((backed.found(0), backed.found(1)), (9, 7));
+    worker.write_with(CLUSTER + 8192, true);
+    assert_eq!(backed.found(1), 9);
 }
 
 /// The system reports a failed flush once: here to a task that no request of the guest waits for.
