@@ -450,7 +450,7 @@ mod tests {
             check::<UblkSpec>(|specs| &mut specs.ublk[0]),
             check::<ProcessSpec>(|specs| &mut specs.process),
         ];
-        assert_eq!(counts, [16, 4, 8, 4, 18]);
+        assert_eq!(counts, [16, 4, 8, 4, 19]);
     }
 
     #[test]
