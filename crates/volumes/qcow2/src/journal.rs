@@ -628,7 +628,7 @@ mod tests {
         journal.remove();
         drop(journal);
         assert!(matches!(lock_at(removed, &path).unwrap(), Lock::Removed));
-        // So is one whose place another file has taken.
+        // Another file has taken the place of the removed one.
         let replaced = options().create(true).truncate(false).open(&path).unwrap();
         fs::remove_file(&path).unwrap();
         let next = open(&folder, (7, 9), SLOTS).unwrap();

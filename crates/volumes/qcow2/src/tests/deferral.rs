@@ -175,8 +175,8 @@ fn journal_that_contradicts_image_is_dropped() {
 }
 
 /// Another program has changed the tables and has left the journal's number in the header, against
-/// the format: data in place of a recorded entry's, and a table in place of the one that the entries
-/// belong to. Nothing that it has written is overwritten.
+/// the format. It has put data in place of a recorded entry's, or another table in place of the one
+/// that has the entry. Nothing that it has written is overwritten.
 #[test]
 fn journal_that_does_not_continue_tables_is_dropped() {
     for moves_table in [false, true] {
