@@ -74,7 +74,7 @@ pub fn with_target<V: Visitor>(text: &str, job: &Job, visitor: V) -> Result<Meas
             error => error,
         });
     let opened = match opened {
-        // Such an error does not name the volume.
+        // Errors of a library do not name the volume.
         Err(error @ OpenError::Other(_)) => return Err(error).context(text.to_owned()),
         opened => opened?,
     };
