@@ -9,7 +9,7 @@ use crate::packet;
 use crate::restart::Pace;
 use crate::resume::{ResumeError, State, Written};
 use crate::signals::{Signals, UPGRADE, ends};
-use crate::standby::{Backup, News, next};
+use crate::standby::{Backup, News, next, succeeds};
 use crate::store::{KeptDescriptor, MessageResult, Store};
 use crate::text::{KEEPER, NO_UPGRADE};
 use crate::upgrade::{Programs, Upgrade, UpgradeStep};
@@ -147,7 +147,7 @@ impl<'a> Keeper<'a> {
         confine().map_err(KeepFailed::Confine)?;
         let mut all = Transfer::receive(channel.as_fd()).map_err(KeepFailed::StandBy)?;
         let (mut channel, mut ahead) = (channel, all.ahead.take());
-        let mut behind = None;
+        let (mut behind, mut before) = (None, None);
         running.take_over(all);
         loop {
             match next(&channel) {
@@ -163,6 +163,8 @@ impl<'a> Keeper<'a> {
                     running.serving = None;
                     running.facts = facts;
                 }
+                News::Before(pidfd) => before = Some(pidfd),
+                News::Complete => before = None,
                 News::Quit => {
                     // This process is the last one that closes what was kept.
                     while !matches!(next(&channel), News::Gone) {}
@@ -180,6 +182,12 @@ impl<'a> Keeper<'a> {
             }
         }
         drop(channel);
+        if let Some(before) = before
+            && !succeeds(&before, running.serving.as_ref())
+        {
+            std::mem::forget(running);
+            return Ok(None);
+        }
         if let Some((pid, pidfd, socket)) = behind {
             running.backup.leave(pid, pidfd, socket);
         }

@@ -20,7 +20,7 @@ use crate::handover::{HandoverSender, RestartHistory, facts_in, facts_text};
 use crate::packet::{self, Packet};
 use crate::text::{self, Request};
 use crate::upgrade::Programs;
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{
@@ -35,6 +35,9 @@ use sync::readiness;
 
 /// Maximum number of messages that wait for a stand-by; one that falls behind further is replaced.
 const MAX_WAITING: usize = 1024;
+/// Time limit for the end of a dismissed stand-by. Its keeper has died, so it only has
+/// to notice that.
+const END_LIMIT: Duration = Duration::from_secs(10);
 /// Pause between the end of a stand-by and the start of the next one.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -42,6 +45,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 const SERVING: &str = "SERVING=";
 /// Message that the serving process has ended; the [`RestartHistory`] follows.
 const ENDED: &str = "ENDED=1\n";
+/// Name of the message that another stand-by, of the program or keeper before, stands by until
+/// [`COMPLETE`]: its process ID. With its pidfd.
+const BEFORE: &str = "BEFORE=";
+/// Last message to a stand-by beside another one, which was dismissed before.
+const COMPLETE: &str = "COMPLETE=1\n";
 /// Message that the keeper ends in an orderly way.
 const QUIT: &str = "QUIT=1\n";
 /// Name of the message to the first stand-by that there is a second one: its process ID. With its
@@ -172,8 +180,19 @@ impl Backup {
         if is_second {
             sending.give(second_end);
         }
+        let left = self.left.as_ref().filter(|left| left.channel.is_some());
+        if let Some(left) = left {
+            let pidfd = Rc::new(left.pidfd.try_clone()?);
+            sending.push(
+                format!("{BEFORE}{}\n", left.pid.as_raw_nonzero()),
+                vec![pidfd],
+            );
+        }
         if let Some((text, fds)) = serving_text(serving)? {
             sending.push(text, fds);
+        }
+        if left.is_some() {
+            sending.push(COMPLETE.to_owned(), Vec::new());
         }
         let started = Started {
             child: programs.start_standby(theirs)?,
@@ -381,6 +400,10 @@ pub(crate) enum News {
     Ended(RestartHistory),
     /// A second stand-by was started: its process ID, its pidfd and the socket to it.
     Behind(Pid, OwnedFd, OwnedFd),
+    /// Another process, with this pidfd, stands by until [`News::Complete`].
+    Before(OwnedFd),
+    /// The other process was dismissed.
+    Complete,
     /// The keeper ends in an orderly way, so the stand-by ends, too.
     Quit,
     /// The keeper has died, and all of its messages were read.
@@ -411,12 +434,39 @@ pub(crate) fn next(channel: &OwnedFd) -> News {
             }
             continue;
         }
-        return if &*text == QUIT {
-            News::Quit
-        } else {
-            News::Request(packet)
+        if text.starts_with(BEFORE) {
+            match packet.fds.into_iter().next() {
+                Some(pidfd) => return News::Before(pidfd),
+                None => continue,
+            }
+        }
+        return match &*text {
+            QUIT => News::Quit,
+            COMPLETE => News::Complete,
+            _ => News::Request(packet),
         };
     }
+}
+
+/// Returns whether this stand-by becomes the keeper, when the keeper has died before the last
+/// message ([`COMPLETE`]). `before` is the pidfd of the other stand-by. If it was dismissed, it
+/// has ended or does so now; otherwise it is the keeper. If it has been the keeper and has ended in
+/// an orderly way, the serving process has ended, too.
+pub(crate) fn succeeds(before: &OwnedFd, serving: Option<&Serving>) -> bool {
+    let limit = Instant::now() + END_LIMIT;
+    let has_ended = loop {
+        let left = limit.saturating_duration_since(Instant::now());
+        let timeout = Timespec {
+            tv_sec: left.as_secs().cast_signed(),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match poll(&mut [PollFd::new(before, PollFlags::IN)], Some(&timeout)) {
+            Err(Errno::INTR) => {}
+            result => break matches!(result, Ok(1..)),
+        }
+    };
+    let serves = |serving: &Serving| readiness(serving.pidfd(), PollFlags::IN).is_empty();
+    has_ended && serving.is_some_and(serves)
 }
 
 /// Returns the message that this process serves, unless it has closed its socket.
