@@ -575,4 +575,26 @@ mod tests {
         assert_eq!(received.last().unwrap(), "the last one");
         end(backup, former);
     }
+
+    /// Returns a process that ends with its pipe, as another process sees it.
+    fn adopted(child: &Child) -> (OwnedFd, Serving) {
+        let pid = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+        let pidfd = || pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        (pidfd(), Serving::adopted(pid, pidfd(), None, true))
+    }
+
+    #[test]
+    fn incomplete_standby_succeeds_only_dismissed_one_beside_living_process() {
+        let (mut before, mut serving) = (child(), child());
+        let (before_pidfd, _) = adopted(&before);
+        let (_, serves) = adopted(&serving);
+        before.kill().unwrap();
+        before.wait().unwrap();
+        assert!(succeeds(&before_pidfd, Some(&serves)));
+        assert!(!succeeds(&before_pidfd, None));
+        // The other one was the keeper, and has ended in an orderly way.
+        serving.kill().unwrap();
+        serving.wait().unwrap();
+        assert!(!succeeds(&before_pidfd, Some(&serves)));
+    }
 }
