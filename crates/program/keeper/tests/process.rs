@@ -520,35 +520,56 @@ fn signal_during_restart_waits_for_next_process() {
     }
 }
 
-/// Returns the stand-by of a keeper, once it has all that the keeper has kept.
-fn standby(keeper: Pid) -> Pid {
-    let keeper = keeper.as_raw_nonzero();
+/// Returns the first stand-by of a keeper, once it has all that the keeper has kept, knows the
+/// serving process, and has taken the place of an earlier stand-by.
+fn standby(keeper: Pid, serving: Pid) -> Pid {
+    let serving = serving.as_raw_nonzero().get();
     let end = Instant::now() + LIMIT;
     loop {
-        // Each thread has its own children.
-        let threads = std::fs::read_dir(format!("/proc/{keeper}/task")).unwrap();
-        let children = threads
-            .flatten()
-            .map(|thread| thread.path().join("children"));
-        let children = children.filter_map(|path| std::fs::read_to_string(path).ok());
-        let children: String = children.collect();
-        let mut children = children.split_whitespace();
-        let is_standby = |child: &&str| {
+        let children = children(keeper);
+        // The serving process is named last, and an earlier stand-by only until it was dismissed.
+        let is_standby = |child: &&i32| {
             let variables = std::fs::read(format!("/proc/{child}/environ")).unwrap_or_default();
             let is_it = variables
                 .windows(STANDBY.len())
                 .any(|part| part == STANDBY.as_bytes());
-            let open = std::fs::read_dir(format!("/proc/{child}/fd"));
-            let open = open.into_iter().flatten().flatten();
-            let mut open = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
-            is_it && open.any(|link| link.to_string_lossy().contains("memfd:count"))
+            let known = processes_known_to(**child);
+            let (mut others, serving): (Vec<i32>, Vec<i32>) =
+                known.into_iter().partition(|pid| *pid != serving);
+            others.retain(|pid| !children.contains(pid));
+            is_it && !serving.is_empty() && others.is_empty()
         };
-        if let Some(child) = children.find(is_standby) {
-            return Pid::from_raw(child.parse().unwrap()).unwrap();
+        if let Some(child) = children.iter().find(is_standby) {
+            return Pid::from_raw(*child).unwrap();
         }
         assert!(Instant::now() < end, "there is no stand-by");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Returns the children of a process, in the order in which they were started.
+fn children(parent: Pid) -> Vec<i32> {
+    // Each thread has its own children.
+    let threads = std::fs::read_dir(format!("/proc/{}/task", parent.as_raw_nonzero())).unwrap();
+    let lists = threads
+        .flatten()
+        .map(|thread| thread.path().join("children"));
+    let lists = lists.filter_map(|path| std::fs::read_to_string(path).ok());
+    let children: String = lists.collect();
+    let children = children.split_whitespace();
+    children.map(|child| child.parse().unwrap()).collect()
+}
+
+/// Returns the processes of which this process has pidfds; -1: one that has ended.
+fn processes_known_to(process: i32) -> Vec<i32> {
+    let open = std::fs::read_dir(format!("/proc/{process}/fdinfo")).into_iter();
+    let open = open.flatten().flatten();
+    let infos = open.filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
+    let pids = infos.filter_map(|info| {
+        let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+        Some(pid.trim().parse().unwrap())
+    });
+    pids.collect()
 }
 
 /// A keeper that is killed is followed by its stand-by, again and again: the serving process goes
@@ -559,7 +580,7 @@ fn killed_keeper_is_followed_by_standby_with_all_that_was_kept() {
     let mut serving = running.serving();
     let mut keeper = running.pid();
     for times in 1..=3 {
-        let next = standby(keeper);
+        let next = standby(keeper, serving);
         kill_process(keeper, Signal::KILL).unwrap();
         let said = running.wait_said("another one goes on");
         assert!(said.contains(&next.as_raw_nonzero().to_string()), "{said}");
@@ -567,7 +588,7 @@ fn killed_keeper_is_followed_by_standby_with_all_that_was_kept() {
         keeper = next;
         // The new keeper has a stand-by before its serving process is killed, or has none yet.
         if times == 2 {
-            standby(keeper);
+            standby(keeper, serving);
         }
         kill_process(serving, Signal::KILL).unwrap();
         let line = running.next("serving: ");
@@ -586,7 +607,7 @@ fn killed_keeper_is_followed_by_standby_with_all_that_was_kept() {
 fn standby_has_descriptors_that_were_kept_after_its_start() {
     let mut running = start("keeps more when told");
     let (serving, keeper) = (running.serving(), running.pid());
-    let next = standby(keeper);
+    let next = standby(keeper, serving);
     kill_process(serving, Signal::USR1).unwrap();
     running.next("serving: kept more");
     kill_process(keeper, Signal::KILL).unwrap();
@@ -603,12 +624,12 @@ fn standby_has_descriptors_that_were_kept_after_its_start() {
 fn standby_that_falls_behind_is_replaced() {
     let mut running = start("keeps more when told");
     let (serving, keeper) = (running.serving(), running.pid());
-    let first = standby(keeper);
+    let first = standby(keeper, serving);
     kill_process(first, Signal::STOP).unwrap();
     kill_process(serving, Signal::USR1).unwrap();
     running.next("serving: kept more");
     let end = Instant::now() + LIMIT;
-    while standby(keeper) == first {
+    while standby(keeper, serving) == first {
         assert!(Instant::now() < end, "there is no other");
     }
     kill_process(serving, Signal::KILL).unwrap();
@@ -622,7 +643,7 @@ fn standby_that_falls_behind_is_replaced() {
 fn standby_replaces_process_that_is_not_ready() {
     let mut running = start("hangs once");
     let (first, keeper) = (running.serving(), running.pid());
-    let next = standby(keeper);
+    let next = standby(keeper, first);
     kill_process(first, Signal::KILL).unwrap();
     let second = running.serving();
     kill_process(keeper, Signal::KILL).unwrap();
@@ -639,7 +660,7 @@ fn standby_follows_keeper_that_dies_with_its_process() {
     for keeper_first in [false, true] {
         let mut running = start("goes on");
         let (serving, keeper) = (running.serving(), running.pid());
-        let next = standby(keeper);
+        let next = standby(keeper, serving);
         let both = if keeper_first {
             [keeper, serving]
         } else {
@@ -660,13 +681,13 @@ fn standby_follows_keeper_that_dies_with_its_process() {
 fn standby_that_dies_is_replaced_and_stopped_one_is_not_waited_for() {
     let mut running = start("goes on");
     let serving = running.serving();
-    let first = standby(running.pid());
+    let first = standby(running.pid(), serving);
     kill_process(first, Signal::KILL).unwrap();
     let end = Instant::now() + LIMIT;
-    while standby(running.pid()) == first {
+    while standby(running.pid(), serving) == first {
         assert!(Instant::now() < end, "there is no other");
     }
-    kill_process(standby(running.pid()), Signal::STOP).unwrap();
+    kill_process(standby(running.pid(), serving), Signal::STOP).unwrap();
     kill_process(serving, Signal::KILL).unwrap();
     running.serving();
     running.end();
@@ -676,8 +697,8 @@ fn standby_that_dies_is_replaced_and_stopped_one_is_not_waited_for() {
 #[test]
 fn standby_ends_with_the_keeper_that_ends_in_order() {
     let mut running = start("ends in order");
-    running.serving();
-    let standby = standby(running.pid());
+    let serving = running.serving();
+    let standby = standby(running.pid(), serving);
     kill_process(running.pid(), Signal::TERM).unwrap();
     assert_eq!(running.code(), Some(2));
     wait_until_gone(standby);
@@ -747,8 +768,13 @@ fn upgrade_replaces_process_with_new_program() {
     assert!(test_kill_process(second).is_ok());
     // From now on the new program follows a killed one.
     kill_process(second, Signal::KILL).unwrap();
-    assert!(running.next("serving: ").ends_with(" 2\n"));
-    standby(running.pid());
+    let said = running.next("serving: ");
+    let (third, count) = said.trim_end().split_once(' ').unwrap();
+    assert_eq!(count, "2");
+    standby(
+        running.pid(),
+        Pid::from_raw(third.parse().unwrap()).unwrap(),
+    );
     running.end();
 }
 
@@ -758,7 +784,7 @@ fn keeper_killed_after_its_replacement_is_followed_by_standby() {
     for _ in 0..10 {
         let (mut running, _) = upgrade("goes on, too");
         let serving = running.serving();
-        standby(running.pid());
+        standby(running.pid(), serving);
         running.wait_upgraded();
         kill_process(running.pid(), Signal::KILL).unwrap();
         let said = running.wait_said("another one goes on: process ");

@@ -7,8 +7,8 @@ use crate::VolumeError;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Exclusive lock of the part of a file that a volume uses ([`Volume::file_lock`]).
 ///
@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub struct FileLock {
     path: PathBuf,
-    fd: Arc<FileDescription>,
+    /// Not kept open: closing a file may hang, so the volume sees to it where that happens.
+    fd: Weak<FileDescription>,
     offset: u64,
     len: Option<u64>,
     held: AtomicBool,
@@ -31,13 +32,13 @@ pub struct FileLock {
 impl FileLock {
     pub(super) fn new(
         path: PathBuf,
-        fd: Arc<FileDescription>,
+        fd: &Arc<FileDescription>,
         (offset, len): (u64, Option<u64>),
         held: bool,
     ) -> FileLock {
         FileLock {
             path,
-            fd,
+            fd: Arc::downgrade(fd),
             offset,
             len,
             held: AtomicBool::new(held),
@@ -50,11 +51,12 @@ impl FileLock {
 
     /// Returns whether this process has the lock.
     pub fn is_held(&self) -> bool {
-        self.held.load(Ordering::Acquire)
+        self.held.load(Ordering::Acquire) && self.fd.strong_count() > 0
     }
 
     /// Locks the file, unless it is locked already. Returns `false` when another process has a
-    /// conflicting lock, or requests of an ended process are still outstanding.
+    /// conflicting lock, requests of an ended process are still outstanding, or the volume has been
+    /// closed.
     ///
     /// # Errors
     /// [`VolumeError::LockUnsupported`] when the file system cannot lock the file.
@@ -62,7 +64,10 @@ impl FileLock {
         if self.is_held() {
             return Ok(true);
         }
-        let fd = self.fd.as_fd();
+        let Some(fd) = self.fd.upgrade() else {
+            return Ok(false);
+        };
+        let fd = fd.as_fd();
         let locked = if self.is_whole() {
             sys::lock_whole(fd, true)
         } else {
@@ -84,7 +89,11 @@ impl FileLock {
     /// [`VolumeError::LockUnsupported`] when the file system does not unlock the file.
     pub fn unlock(&self) -> Result<(), VolumeError> {
         self.held.store(false, Ordering::Release);
-        sys::unlock_all(self.fd.as_fd()).map_err(|error| self.failed(error))
+        // A volume that has been closed has no lock.
+        let Some(fd) = self.fd.upgrade() else {
+            return Ok(());
+        };
+        sys::unlock_all(fd.as_fd()).map_err(|error| self.failed(error))
     }
 
     /// Returns the error that names the process with the lock. Takes a while: it looks at all
@@ -150,6 +159,19 @@ mod tests {
                 assert!(from.try_lock().unwrap());
             }
         }
+    }
+
+    #[test]
+    fn handle_does_not_keep_file_open() {
+        let file = disk();
+        let open = || FileVolume::open(file.path(), FileOptions::default());
+        let volume = open().unwrap();
+        let lock = volume.file_lock().unwrap();
+        drop(volume);
+        let other = open().unwrap();
+        assert!(!lock.is_held() && !lock.try_lock().unwrap());
+        lock.unlock().unwrap();
+        assert!(other.file_lock().unwrap().is_held());
     }
 
     #[test]

@@ -313,7 +313,7 @@ impl FileVolume {
         // hosts.
         let is_exclusive = shared.root.is_some() && !shared.read_only;
         if is_exclusive && !shared.device && !shared.endless {
-            let lock = FileLock::new(shared.path.clone(), shared.fd.clone(), part, held);
+            let lock = FileLock::new(shared.path.clone(), &shared.fd, part, held);
             // The part of an opening never changes.
             let _ = shared.lock.set(Arc::new(lock));
         }

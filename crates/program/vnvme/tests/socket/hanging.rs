@@ -50,6 +50,12 @@ impl Pair {
         })
     }
 
+    fn wait_neighbour_closed(&self) {
+        eventually("the neighbour's socket is removed", || {
+            !self.test_dir.socket().exists()
+        });
+    }
+
     fn hosts(&self) -> [Host; 2] {
         [self.test_dir.path("hangs.sock"), self.test_dir.socket()].map(|socket| Host::up(&socket))
     }
@@ -207,6 +213,7 @@ fn hanging_close_does_not_block_end() {
     pair.daemon.signal(Signal::TERM);
     assert!(pair.fuse.wait_held(1, WAIT_TIMEOUT));
     // No other process waits for that.
+    pair.wait_neighbour_closed();
     let second = Daemon::serve(&pair.test_dir, &[&text(&pair.test_dir.path("disk.raw"))]);
     let mut host = Host::up(&pair.test_dir.socket());
     assert!(host.read(1, 0, data.len()) == data);
@@ -235,6 +242,7 @@ fn hanging_volume_does_not_block_end() {
     pair.daemon
         .wait_log(|line| line.contains(&file) && line.contains("no answer; cancelling"));
     // All else has ended: the neighbour's disk is flushed and free, and so are both sockets.
+    pair.wait_neighbour_closed();
     let disk = text(&pair.test_dir.path("disk.raw"));
     let second = Daemon::serve(&pair.test_dir, &[&disk]);
     let mut host = Host::up(&pair.test_dir.socket());

@@ -85,19 +85,22 @@ fn both_standbys(keeper: u32) -> [u32; 2] {
     let mut found = None;
     eventually("there are two stand-bys", || {
         found = <[u32; 2]>::try_from(standbys_of(keeper)).ok();
-        // The pidfd of the serving process is the last descriptor of the hand-over. The first one
-        // has that of the second one, too.
-        found.is_some_and(|[first, second]| pidfds(first) == 2 && pidfds(second) == 1)
+        // The first one knows the second one, too.
+        found.is_some_and(|[first, _]| processes_known_to(first).len() == 2)
     });
     found.unwrap()
 }
 
-/// Returns the number of pidfds that a process has open.
-fn pidfds(process: u32) -> usize {
-    let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter();
-    let links = open.flatten().flatten();
-    let links = links.filter_map(|fd| fs::read_link(fd.path()).ok());
-    links.filter(|link| text(link).contains("[pidfd]")).count()
+/// Returns the processes of which this process has pidfds; -1: one that has ended.
+fn processes_known_to(process: u32) -> Vec<i32> {
+    let open = fs::read_dir(format!("/proc/{process}/fdinfo")).into_iter();
+    let open = open.flatten().flatten();
+    let infos = open.filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    let pids = infos.filter_map(|info| {
+        let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+        Some(pid.trim().parse().unwrap())
+    });
+    pids.collect()
 }
 
 /// Returns the stand-by of a keeper, if it has all that the keeper has kept.
@@ -105,25 +108,27 @@ pub fn standby_of(keeper: u32) -> Option<u32> {
     standbys_of(keeper).first().copied()
 }
 
-/// Returns the stand-bys of a keeper that have all that the keeper has kept, in the order in which
-/// they were started.
+/// Returns the stand-bys of a keeper that have all that the keeper has kept, know the serving
+/// process, and have taken the place of an earlier stand-by, in the order in which they were
+/// started.
 fn standbys_of(keeper: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children"));
     let children = children.unwrap_or_default();
-    let is_standby = |child: &&str| {
-        let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
-        let open = fs::read_dir(format!("/proc/{child}/fd"))
-            .into_iter()
-            .flatten();
-        let mut open = open
-            .flatten()
-            .filter_map(|fd| fs::read_link(fd.path()).ok());
-        // The last record of the configuration has been kept for long.
+    let children = children.split_whitespace();
+    let children: Vec<i32> = children.map(|child| child.parse().unwrap()).collect();
+    let stands_by = |process: i32| {
+        let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
         String::from_utf8_lossy(&line).contains("--stand-by")
-            && open.any(|link| text(&link).contains("vnvme-served"))
     };
-    let found = children.split_whitespace().filter(is_standby);
-    found.map(|child| child.parse().unwrap()).collect()
+    let mut found: Vec<u32> = children.iter().map(|child| child.unsigned_abs()).collect();
+    // The serving process is named last, and an earlier stand-by only until it was dismissed.
+    found.retain(|child| {
+        let known = processes_known_to(*child);
+        let knows_serving = known.iter().any(|pid| *pid > 0 && !stands_by(*pid));
+        let mut others = known.iter().filter(|pid| stands_by(**pid) || **pid < 0);
+        stands_by(child.cast_signed()) && knows_serving && others.all(|pid| children.contains(pid))
+    });
+    found
 }
 
 #[test]
