@@ -1,5 +1,5 @@
-//! Reports of skipped tests, the process ID of a serving process under a keeper, and the commands
-//! printed on [`pages`].
+//! Reports of skipped tests, the process ID of a serving process under a keeper, [`huge`] pages of
+//! the host, and the commands printed on [`pages`].
 //!
 //! A test that cannot run on a machine passes all the same, and the test runner hides its output.
 //! [`skip`] therefore writes past the runner to standard error, and to the file that [`FILE`]
@@ -9,6 +9,7 @@
 //! Only for tests: a `dev-dependency`, and a dependency of the guest harness and the benchmarks.
 #![forbid(unsafe_code)]
 
+pub mod huge;
 pub mod pages;
 
 use std::fmt::Display;

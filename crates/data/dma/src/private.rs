@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom, fallocate};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::memory::system;
@@ -22,7 +22,8 @@ const HUGE_PAGE: usize = 2 << 20;
 /// overlapping writes give any mixture.
 ///
 /// With [`PrivateMemory::kept`] the bytes are in a memory file, which a process with its descriptor
-/// can map again after this one has ended.
+/// can map again after this one has ended. With [`PrivateMemory::reserved`] they are in huge pages of
+/// the host's pool, which are allocated at once.
 #[derive(Clone, Debug)]
 pub struct PrivateMemory(Arc<Pages>);
 
@@ -53,6 +54,13 @@ struct Pages {
 #[derive(Debug)]
 struct KeptFile {
     fd: OwnedFd,
+    /// `None`: the file consists of huge pages, which it keeps.
+    small: Option<SmallPages>,
+}
+
+/// Small pages of a memory file, which may become huge pages.
+#[derive(Debug)]
+struct SmallPages {
     /// For each range of a huge page's size, whether it has become a huge page.
     huge: Vec<AtomicBool>,
     /// Whether the system has turned out to support no huge pages for this memory.
@@ -125,18 +133,48 @@ impl PrivateMemory {
     /// The errors of [`PrivateMemory::new`]. [`MapError::WrongKind`] or [`MapError::OutOfBacking`]
     /// when the file is not a memory file of this length.
     pub fn kept(len: usize, file: Option<OwnedFd>) -> Result<PrivateMemory, MapError> {
-        if len == 0 {
-            return Err(MapError::Empty);
-        }
-        let whole = len
-            .checked_next_multiple_of(rustix::param::page_size())
-            .filter(|whole| isize::try_from(*whole).is_ok())
-            .ok_or(MapError::Overflow)?;
-        let space = whole.checked_add(HUGE_PAGE).ok_or(MapError::Overflow)?;
+        let whole = rounded(len, rustix::param::page_size())?;
         let fd = match file {
             Some(fd) => reopened(fd, whole as u64)?,
-            None => created(whole as u64)?,
+            None => created(whole as u64, MemfdFlags::empty())?,
         };
+        let small = SmallPages {
+            huge: (0..whole.div_ceil(HUGE_PAGE))
+                .map(|_| AtomicBool::new(false))
+                .collect(),
+            no_huge: AtomicBool::new(false),
+        };
+        let small = Some(small);
+        Self::mapped(len, whole, KeptFile { fd, small })
+    }
+
+    /// Creates bytes in a memory file as [`PrivateMemory::kept`] does, in huge pages of 2 MiB from
+    /// the host's pool (`vm.nr_hugepages`). All are allocated and zeroed before this returns, which
+    /// takes about a second for some GiB, and are returned when the file is closed, not before
+    /// ([`PrivateMemory::release`] zeroes them). So no later access fails for want of a page.
+    ///
+    /// # Errors
+    /// The errors of [`PrivateMemory::kept`]. [`MapError::System`] with ENOSPC or ENOMEM: the pool
+    /// has too few free pages, or a control group allows fewer.
+    pub fn reserved(len: usize, file: Option<OwnedFd>) -> Result<PrivateMemory, MapError> {
+        let whole = rounded(len, HUGE_PAGE)?;
+        let is_new = file.is_none();
+        let fd = match file {
+            Some(fd) => reopened(fd, whole as u64)?,
+            None => created(whole as u64, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)?,
+        };
+        // The mapping reserves all pages, or fails without having taken one.
+        let memory = Self::mapped(len, whole, KeptFile { fd, small: None })?;
+        if let Some(file) = memory.0.file.as_ref().filter(|_| is_new) {
+            let all = || fallocate(&file.fd, FallocateFlags::empty(), 0, whole as u64);
+            rustix::io::retry_on_intr(all).map_err(system("fallocate"))?;
+        }
+        Ok(memory)
+    }
+
+    /// Maps the `whole` bytes of a memory file, of which `len` are used.
+    fn mapped(len: usize, whole: usize, file: KeptFile) -> Result<PrivateMemory, MapError> {
+        let space = whole.checked_add(HUGE_PAGE).ok_or(MapError::Overflow)?;
         // The file is mapped at a huge page's boundary within these addresses.
         let (none, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -151,21 +189,18 @@ impl PrivateMemory {
             file: None,
         };
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+        let mut flags = MapFlags::SHARED | MapFlags::FIXED;
+        if file.small.is_some() {
+            flags |= MapFlags::NORESERVE;
+        }
         let at = pages.ptr.cast();
         // SAFETY: the call replaces a part of the mapping that was just created, and is unused.
-        unsafe { rustix::mm::mmap(at, whole, prot, flags, &fd, 0) }.map_err(system("mmap"))?;
+        unsafe { rustix::mm::mmap(at, whole, prot, flags, &file.fd, 0) }.map_err(system("mmap"))?;
         // Only advice. SAFETY: the range was just mapped; the advice does not change its content.
         let _ = unsafe { rustix::mm::madvise(at, whole, Advice::LinuxDontDump) };
         // SAFETY: as above.
         let _ = unsafe { rustix::mm::madvise(at, whole, Advice::LinuxHugepage) };
-        pages.file = Some(KeptFile {
-            fd,
-            huge: (0..whole.div_ceil(HUGE_PAGE))
-                .map(|_| AtomicBool::new(false))
-                .collect(),
-            no_huge: AtomicBool::new(false),
-        });
+        pages.file = Some(file);
         pages.registration = Some(Registration::new(start.addr(), space)?);
         Ok(PrivateMemory(Arc::new(pages)))
     }
@@ -184,31 +219,32 @@ impl PrivateMemory {
     /// private memory. Converts at most `most` pages, and returns their number. Each takes a
     /// fraction of a millisecond, during which accesses to it wait. Affects only speed.
     pub fn collapse(&self, most: usize) -> usize {
-        let Some(file) = self.0.file.as_ref() else {
+        let file = self.0.file.as_ref();
+        let Some((fd, small)) = file.and_then(|file| Some((&file.fd, file.small.as_ref()?))) else {
             return 0;
         };
         let (mut made, mut at) = (0, 0);
         // Only whole pieces with written data are considered.
         while made < most
-            && !file.no_huge.load(Ordering::Relaxed)
-            && let Ok(data) = rustix::fs::seek(&file.fd, SeekFrom::Data(at))
+            && !small.no_huge.load(Ordering::Relaxed)
+            && let Ok(data) = rustix::fs::seek(fd, SeekFrom::Data(at))
         {
-            let hole = rustix::fs::seek(&file.fd, SeekFrom::Hole(data));
+            let hole = rustix::fs::seek(fd, SeekFrom::Hole(data));
             let hole = hole.unwrap_or(data + 1).max(data + 1);
             let piece = data / HUGE_PAGE as u64;
             let last = (hole - 1) / HUGE_PAGE as u64;
             for number in piece..=last {
-                made += usize::from(made < most && self.collapse_one(file, number as usize));
+                made += usize::from(made < most && self.collapse_one(small, number as usize));
             }
             at = (last + 1) * HUGE_PAGE as u64;
         }
         made
     }
 
-    fn collapse_one(&self, file: &KeptFile, number: usize) -> bool {
+    fn collapse_one(&self, small: &SmallPages, number: usize) -> bool {
         // MADV_COLLAPSE of Linux 6.1, `linux/mman.h`.
         const MADV_COLLAPSE: libc::c_int = 25;
-        let Some(huge) = file.huge.get(number) else {
+        let Some(huge) = small.huge.get(number) else {
             return false;
         };
         let (start, end) = (number * HUGE_PAGE, (number + 1) * HUGE_PAGE);
@@ -219,7 +255,7 @@ impl PrivateMemory {
         // SAFETY: whole pages within the mapping; their content does not change.
         let result = unsafe { libc::madvise(at, HUGE_PAGE, MADV_COLLAPSE) };
         if result != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
-            file.no_huge.store(true, Ordering::Relaxed);
+            small.no_huge.store(true, Ordering::Relaxed);
         }
         result == 0
     }
@@ -288,7 +324,8 @@ impl PrivateMemory {
         len
     }
 
-    /// Zeroes like [`PrivateMemory::zero`], and returns whole pages to the system.
+    /// Zeroes like [`PrivateMemory::zero`], and returns whole pages to the system, unless the memory
+    /// is [reserved](PrivateMemory::reserved).
     pub fn release(&self, offset: u64, len: u64) -> u64 {
         let Some(start) = self.at(offset, len) else {
             return 0;
@@ -305,13 +342,16 @@ impl PrivateMemory {
         // A file's pages would stay in the file.
         let advice = match &self.0.file {
             None => Advice::LinuxDontNeed,
-            Some(file) => {
+            Some(KeptFile { small: None, .. }) => return self.zero(offset, len),
+            Some(KeptFile {
+                small: Some(small), ..
+            }) => {
                 let base = self.0.ptr.addr();
                 let (start, end) = (
                     (first - base) / HUGE_PAGE,
                     (last - base).div_ceil(HUGE_PAGE),
                 );
-                let released = file.huge.get(start..end).unwrap_or_default();
+                let released = small.huge.get(start..end).unwrap_or_default();
                 released
                     .iter()
                     .for_each(|huge| huge.store(false, Ordering::Relaxed));
@@ -352,9 +392,19 @@ impl PrivateMemory {
     }
 }
 
+/// Returns a length that is not zero as a multiple of the size of a page.
+fn rounded(len: usize, page: usize) -> Result<usize, MapError> {
+    if len == 0 {
+        return Err(MapError::Empty);
+    }
+    let whole = len.checked_next_multiple_of(page);
+    let whole = whole.filter(|whole| isize::try_from(*whole).is_ok());
+    whole.ok_or(MapError::Overflow)
+}
+
 /// Creates a memory file of `len` zero bytes with a sealed length.
-fn created(len: u64) -> Result<OwnedFd, MapError> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+fn created(len: u64, pages: MemfdFlags) -> Result<OwnedFd, MapError> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages;
     let fd = rustix::fs::memfd_create("vnvme-volume", flags).map_err(system("memfd_create"))?;
     rustix::fs::ftruncate(&fd, len).map_err(system("ftruncate"))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;

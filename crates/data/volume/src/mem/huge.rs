@@ -38,6 +38,22 @@ pub(super) fn make(memory: &PrivateMemory) {
     }
 }
 
+/// Returns the message of an error of a volume in the host's huge pages: how many it needs, and how
+/// many are free.
+pub(super) fn shortage(size: u64, error: &std::io::Error) -> String {
+    let needed = size.div_ceil(2 << 20);
+    // Cannot be read in the sandbox.
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    let free = free.map_or_else(
+        |_| String::new(),
+        |free| format!(", {} are free", free.trim()),
+    );
+    format!(
+        "{error}: huge=2M needs {needed} huge pages of 2 MiB from the host's pool{free} \
+         (vm.nr_hugepages; a control group may allow fewer)"
+    )
+}
+
 fn run() {
     // In Linux the nice value is the thread's alone. The workers' time is worth more than a huge
     // page soon; in the sandbox, where the call is not allowed, the thread keeps its priority.

@@ -23,7 +23,8 @@ const AHEAD: usize = 16;
 
 /// A volume in memory, shared by all its queues. The contents are lost with the process unless they
 /// are kept ([`MemVolume::kept`]). Memory is allocated when it is first written, in huge pages
-/// where possible ([`PrivateMemory`]), and freed by deallocation.
+/// where possible ([`PrivateMemory`]), and freed by deallocation; or all at once, from the host's
+/// pool of huge pages ([`MemVolume::reserved`]).
 ///
 /// Short requests are done within the call. Zeroing, deallocation and long transfers continue in
 /// pieces, a few in each round ([`VolumeQueue::poll`]), so that only their own client waits for
@@ -33,6 +34,10 @@ pub struct MemVolume {
     memory: PrivateMemory,
     size: u64,
     read_only: bool,
+    /// Whether a later process may take the memory over.
+    kept: bool,
+    /// Whether the memory stays allocated until the volume is closed.
+    reserved: bool,
 }
 
 impl MemVolume {
@@ -51,7 +56,33 @@ impl MemVolume {
     pub fn kept(size: u64, file: Option<OwnedFd>) -> Result<Self, VolumeError> {
         let volume = Self::with(size, |len| PrivateMemory::kept(len, file))?;
         huge::make(&volume.memory);
-        Ok(volume)
+        Ok(Self {
+            kept: true,
+            ..volume
+        })
+    }
+
+    /// Creates a volume in huge pages of 2 MiB from the host's pool, which are all allocated when
+    /// this returns. `kept`: for a later process, as with [`MemVolume::kept`]; `file` has the same
+    /// meaning as there.
+    ///
+    /// # Errors
+    /// The errors of [`MemVolume::kept`]; [`VolumeError::Memory`] names the number of pages if the
+    /// pool has too few.
+    pub fn reserved(size: u64, file: Option<OwnedFd>, kept: bool) -> Result<Self, VolumeError> {
+        let volume = Self::with(size, |len| PrivateMemory::reserved(len, file));
+        let volume = volume.map_err(|error| match error {
+            VolumeError::Memory { what, error } => VolumeError::Memory {
+                what,
+                error: std::io::Error::other(huge::shortage(size, &error)),
+            },
+            error => error,
+        })?;
+        Ok(Self {
+            kept,
+            reserved: true,
+            ..volume
+        })
     }
 
     fn with(
@@ -79,6 +110,8 @@ impl MemVolume {
             memory,
             size,
             read_only: false,
+            kept: false,
+            reserved: false,
         })
     }
 
@@ -93,18 +126,24 @@ impl MemVolume {
 
 impl Volume for MemVolume {
     fn info(&self) -> Info {
+        let releases = !self.read_only && !self.reserved;
         Info {
             size: self.size,
             block_size: 1,
             optimal_io: 4096,
             read_only: self.read_only,
             volatile_cache: false,
-            deallocate: !self.read_only,
-            deallocate_granularity: if self.read_only { 0 } else { 4096 },
+            deallocate: releases,
+            deallocate_granularity: if releases { 4096 } else { 0 },
             zeroes_after_deallocate: true,
             write_zeroes: true,
             kind: Kind::Memory,
-            description: "memory".into(),
+            description: if self.reserved {
+                "memory in huge pages"
+            } else {
+                "memory"
+            }
+            .into(),
         }
     }
 
@@ -129,7 +168,7 @@ impl Volume for MemVolume {
     }
 
     fn kept_memory(&self) -> Option<BorrowedFd<'_>> {
-        self.memory.file()
+        self.memory.file().filter(|_| self.kept)
     }
 }
 

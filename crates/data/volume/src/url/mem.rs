@@ -1,7 +1,8 @@
 //! URLs of volumes in memory, `mem://SIZE`.
 
 use super::{
-    BareVolume, MemoryPlace, OpenError, OpenOptions, READ_ONLY, Scheme, VolumeKind, VolumeUrl, size,
+    BareVolume, MemoryPlace, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind,
+    VolumeUrl, size,
 };
 use crate::{MemVolume, VolumeError};
 use std::sync::Arc;
@@ -11,7 +12,15 @@ const SCHEME: Scheme = Scheme {
     form: "SIZE",
     example: "mem://1G",
     help: "memory of the process, lost when it ends",
-    options: &[READ_ONLY],
+    options: &[
+        READ_ONLY,
+        UrlOption::new(
+            "huge",
+            "2M",
+            "allocate all of it at once, in huge pages of the host's pool (vm.nr_hugepages) \
+             [default: when it is written, in huge pages where the kernel makes them]",
+        ),
+    ],
 };
 
 pub(super) fn kind<X: 'static>() -> VolumeKind<X> {
@@ -20,16 +29,22 @@ pub(super) fn kind<X: 'static>() -> VolumeKind<X> {
 
 fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<BareVolume<X>, OpenError> {
     let size = size(SCHEME.name, url.name)?;
-    let volume = match &open.memory {
-        MemoryPlace::Process => MemVolume::new(size)?,
-        MemoryPlace::New => MemVolume::kept(size, None)?,
+    let huge = url.options.take("huge", huge)?.is_some();
+    let (file, kept) = match &open.memory {
+        MemoryPlace::Process => (None, false),
+        MemoryPlace::New => (None, true),
         MemoryPlace::Kept(file) => {
             let file = file.try_clone().map_err(|error| VolumeError::Memory {
                 what: "a memory volume",
                 error,
             })?;
-            MemVolume::kept(size, Some(file))?
+            (Some(file), true)
         }
+    };
+    let volume = match (huge, kept) {
+        (true, _) => MemVolume::reserved(size, file, kept)?,
+        (false, true) => MemVolume::kept(size, file)?,
+        (false, false) => MemVolume::new(size)?,
     };
     let volume = if url.options.read_only(&open)? {
         volume.read_only()
@@ -37,4 +52,11 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<BareVolume<X>, 
         volume
     };
     Ok(BareVolume::new(Arc::new(volume)))
+}
+
+fn huge(text: &str) -> Result<(), &'static str> {
+    match text {
+        "2M" => Ok(()),
+        _ => Err("huge pages have 2M"),
+    }
 }

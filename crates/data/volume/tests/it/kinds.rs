@@ -4,9 +4,11 @@ use crate::common::{WAYS, Worker, bytes, disk, sparse};
 use dma::{Buffer, SegmentList};
 use std::sync::Arc;
 use std::time::Duration;
+use testkit::huge::HugePages;
 use volume::{
     Effect, Fault, FaultVolume, FileOptions, FileVolume, IoError, IoErrorKind, MemVolume,
-    NullOptions, NullVolume, Op, OpKind, QueueState, SliceVolume, Volume, VolumeError, Wake,
+    MemoryPlace, NullOptions, NullVolume, Op, OpKind, OpenError, OpenOptions, QueueState, Registry,
+    SliceVolume, Volume, VolumeError, Wake,
 };
 
 const MIB: u64 = 1 << 20;
@@ -129,6 +131,59 @@ fn memory_volume_is_shared_between_workers() {
     });
     assert_eq!(thread.join().unwrap(), Ok(()));
     assert_eq!(here.read(2000, 10), Ok(b"from there".to_vec()));
+}
+
+/// Opens a volume whose memory is kept for a later process.
+fn kept(url: &str, memory: MemoryPlace) -> Result<Arc<dyn Volume>, OpenError> {
+    let options = OpenOptions {
+        memory,
+        ..OpenOptions::default()
+    };
+    Ok(Registry::<()>::new().open(url, options)?.volume)
+}
+
+#[test]
+fn huge_pages_are_allocated_at_once_and_kept() {
+    // More than any host has.
+    let error = kept("mem://999T?huge=2M", MemoryPlace::New).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("needs 523763712 huge pages"), "{text}");
+    let error = kept("mem://1M?huge=1G", MemoryPlace::New).unwrap_err();
+    assert!(error.to_string().contains("huge=1G"), "{error}");
+
+    let pages = match HugePages::add(3) {
+        Ok(pages) => pages,
+        Err(why) => return testkit::skip("volume::huge", why),
+    };
+    let all = pages.free();
+    // The last page is used in part.
+    let url = "mem://5M?huge=2M";
+    let volume = kept(url, MemoryPlace::New).unwrap();
+    assert_eq!(pages.free(), all - 3);
+    assert!(!volume.info().deallocate && volume.info().write_zeroes);
+    let mut worker = Worker::new(&*volume);
+    let last = 5 * MIB - 4096;
+    assert_eq!(worker.write(last, &[7; 4096]), Ok(()));
+    assert_eq!(worker.write(0, &[8; 4 << 20]), Ok(()));
+    let released = worker.without_data(Op::Deallocate, MIB, 2 * MIB);
+    assert_eq!(released, Ok(()));
+    assert_eq!(pages.free(), all - 3, "no other process gets them");
+    let file = volume.kept_memory().unwrap().try_clone_to_owned().unwrap();
+    drop((worker, volume));
+
+    // The next process.
+    let volume = kept(url, MemoryPlace::Kept(Arc::new(file))).unwrap();
+    let mut worker = Worker::new(&*volume);
+    assert_eq!(worker.read(last, 4096), Ok(vec![7; 4096]));
+    assert_eq!(worker.read(0, MIB), Ok(vec![8; MIB as usize]));
+    assert_eq!(worker.read(MIB, 2 << 20), Ok(vec![0; 2 << 20]));
+    drop((worker, volume));
+    assert_eq!(pages.free(), all);
+
+    // Without a keeper there is nothing to keep.
+    let volume = kept(url, MemoryPlace::Process).unwrap();
+    assert!(volume.kept_memory().is_none());
+    assert_eq!(Worker::new(&*volume).read(0, 4096), Ok(vec![0; 4096]));
 }
 
 #[test]

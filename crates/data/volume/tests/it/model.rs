@@ -5,6 +5,7 @@ use dma::SegmentList;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::sync::Arc;
+use testkit::huge::HugePages;
 use volume::{
     Completion, Direct, FileOptions, FileVolume, IoErrorKind, MemVolume, Op, SliceVolume, Volume,
 };
@@ -236,6 +237,15 @@ fn slice_of_file_matches_model() {
             .iter()
             .all(|&byte| byte == 0)
     );
+}
+
+#[test]
+fn reserved_memory_matches_model() {
+    let _pages = match HugePages::add(SIZE.div_ceil(2 << 20)) {
+        Ok(pages) => pages,
+        Err(why) => return testkit::skip("volume::huge", why),
+    };
+    run(&MemVolume::reserved(SIZE, None, false).unwrap());
 }
 
 #[test]

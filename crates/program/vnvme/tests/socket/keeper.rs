@@ -16,6 +16,7 @@ use nvme::{NvmOpcode, Status};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use testkit::huge::HugePages;
 
 /// The process that serves under a daemon which is a keeper, if there is one.
 pub fn serving(keeper: u32) -> Option<Pid> {
@@ -270,6 +271,25 @@ fn restarted_process_serves_previous_configuration() {
     drop((first, second));
     daemon.end();
     assert!(!one.exists() && !other.exists());
+}
+
+#[test]
+fn volume_in_huge_pages_survives_kill() {
+    let _pages = match HugePages::add(3) {
+        Ok(pages) => pages,
+        Err(why) => return testkit::skip("vnvme::huge", why),
+    };
+    let test_dir = TestDir::new();
+    let daemon = serve(&test_dir, &["mem://5M?huge=2M"]);
+    let mut host = Host::up(&test_dir.socket());
+    host.write(1, 0, &pattern(1, 4096));
+    for round in 2..4 {
+        kill_serving(&daemon);
+        assert!(host.read(1, 0, 4096) == pattern(round - 1, 4096));
+        host.write(1, 0, &pattern(round, 4096));
+    }
+    drop(host);
+    daemon.end();
 }
 
 #[test]
