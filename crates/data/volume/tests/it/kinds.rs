@@ -165,7 +165,7 @@ fn huge_pages_are_allocated_at_once_and_kept() {
     let last = 5 * MIB - 4096;
     assert_eq!(worker.write(last, &[7; 4096]), Ok(()));
     assert_eq!(worker.write(0, &[8; 4 << 20]), Ok(()));
-    let released = worker.without_data(Op::Deallocate, MIB, 2 * MIB);
+    let released = worker.without_data(Op::Deallocate, 2 * MIB, 2 * MIB);
     assert_eq!(released, Ok(()));
     assert_eq!(pages.free(), all - 3, "no other process gets them");
     let file = volume.kept_memory().unwrap().try_clone_to_owned().unwrap();
@@ -175,8 +175,8 @@ fn huge_pages_are_allocated_at_once_and_kept() {
     let volume = kept(url, MemoryPlace::Kept(Arc::new(file))).unwrap();
     let mut worker = Worker::new(&*volume);
     assert_eq!(worker.read(last, 4096), Ok(vec![7; 4096]));
-    assert_eq!(worker.read(0, MIB), Ok(vec![8; MIB as usize]));
-    assert_eq!(worker.read(MIB, 2 << 20), Ok(vec![0; 2 << 20]));
+    assert_eq!(worker.read(0, 2 * MIB), Ok(vec![8; 2 << 20]));
+    assert_eq!(worker.read(2 * MIB, 2 * MIB), Ok(vec![0; 2 << 20]));
     drop((worker, volume));
     assert_eq!(pages.free(), all);
 
