@@ -90,3 +90,25 @@ fn private_memory_starts_at_huge_page() {
             .is_multiple_of(2 * MIB as usize)
     );
 }
+
+#[test]
+fn reserved_memory_stays_allocated() {
+    let pages = match testkit::huge::HugePages::add(2) {
+        Ok(pages) => pages,
+        Err(why) => return testkit::skip("dma::huge", why),
+    };
+    let free = pages.free();
+    let memory = PrivateMemory::reserved(4 * MIB as usize, None).unwrap();
+    assert_eq!(pages.free(), free - 2);
+    let place = Memory::anonymous(4 * MIB as usize).unwrap();
+    place.write(0, &[7; 4 << 20]).unwrap();
+    let whole = place.segments(0, 4 << 20).unwrap();
+    assert_eq!(memory.copy_in(0, whole.view()), 4 * MIB);
+    assert_eq!(memory.release(2 * MIB, 2 * MIB), 2 * MIB);
+    assert_eq!(pages.free(), free - 2);
+    assert_eq!(memory.copy_out(0, whole.view()), 4 * MIB);
+    let mut found = vec![0; 4 << 20];
+    place.read(0, &mut found).unwrap();
+    let (kept, released) = found.split_at(2 << 20);
+    assert!(kept.iter().all(|byte| *byte == 7) && released.iter().all(|byte| *byte == 0));
+}
