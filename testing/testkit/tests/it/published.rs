@@ -1,5 +1,5 @@
-//! Published packages: the fields that a registry shows, dependencies on published packages only, and
-//! an example that is built from the packages alone.
+//! Published packages: the fields that a registry shows, dependencies on published packages only,
+//! and an example that is built from the packages alone.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
