@@ -132,6 +132,7 @@ test-long-steps:
 	$(STEP) 'models of millions of steps' $(MODELS)
 	$(STEP) 'simulation of new seeds' $(SIMULATE) --seconds $(SIMULATION_SECONDS)
 	$(STEP) fuzz testing/fuzz/run.sh $(FUZZ_SECONDS)
+	$(STEP) libvirt testing/harness/libvirt.sh $(DEBUG)/vnvme
 	$(STEP) 'published packages' $(CARGO) test --quiet -p testkit --test it -- --ignored published::
 	$(STEP) 'oldest Rust' testing/harness/msrv.sh
 	$(STEP) advisories testing/harness/deny.sh
