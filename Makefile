@@ -115,7 +115,7 @@ LONG = NEXTEST_PROFILE=long VNVME_KILLS=200 VNVME_UPGRADES=50 VNVME_CUTS=200 VNV
 # Guest tests that these variables lengthen.
 LENGTHENED = survival:: power_cut:: qcow2:: nbd_image:: rbd_kills:: reservations:: nvme_tcp clients:: ap::
 # Models that take far more steps in optimised code.
-MODELS = $(CARGO) test --quiet --profile fast -p driver --lib --test it -- iova:: mapper::
+MODELS = $(CARGO) test --quiet --profile fast -p vnvme-driver --lib --test it -- iova:: mapper::
 test-long: tools-guest tools-bench tools-tests
 	$(call tier,test-long)
 
@@ -132,6 +132,8 @@ test-long-steps:
 	$(STEP) 'models of millions of steps' $(MODELS)
 	$(STEP) 'simulation of new seeds' $(SIMULATE) --seconds $(SIMULATION_SECONDS)
 	$(STEP) fuzz testing/fuzz/run.sh $(FUZZ_SECONDS)
+	$(STEP) libvirt testing/harness/libvirt.sh $(DEBUG)/vnvme
+	$(STEP) 'published packages' $(CARGO) test --quiet -p testkit --test it -- --ignored published::
 	$(STEP) 'oldest Rust' testing/harness/msrv.sh
 	$(STEP) advisories testing/harness/deny.sh
 

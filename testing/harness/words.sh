@@ -30,12 +30,12 @@ subjects() {
 failed=0
 if [ $# = 0 ]; then
     # shellcheck disable=SC2046 # No file of ours has a space in its name.
-    awk -f testing/harness/prose.awk testing/harness/prose.limits $(find crates testing docs ./*.md \
+    awk -f testing/harness/prose.awk testing/harness/prose.limits $(find crates examples testing docs ./*.md \
         -name target -prune -o -name tests -prune -o -name artifacts -prune -o \
         \( -name '*.rs' -o -name '*.md' \) -print | sed 's|^\./||') || failed=1
     subjects || failed=1
     # shellcheck disable=SC2046 # No file of ours has a space in its name.
-    set -- $(find crates testing docs ./*.md \
+    set -- $(find crates examples testing docs ./*.md \
         -name target -prune -o -name artifacts -prune -o \
         \( -name '*.rs' -o -name '*.md' -o -name '*.sh' -o -name Cargo.toml \) -print |
         sed 's|^\./||' | grep -v '^testing/harness/words\.sh$' | sort)

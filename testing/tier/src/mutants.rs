@@ -37,22 +37,25 @@ struct Mutant {
 impl Mutant {
     /// Arguments of the test runner.
     fn arguments(&self) -> Vec<&str> {
-        let folders = if self.file.starts_with("crates") {
-            2
-        } else {
-            1
-        };
-        let mut parts = self
-            .file
-            .iter()
-            .skip(folders)
-            .filter_map(|part| part.to_str());
-        let package = self.package.as_deref().or_else(|| parts.next());
+        let package = self.package.as_deref().unwrap_or_default();
         let words = self.tests.split_whitespace();
-        ["--package", package.unwrap_or_default()]
-            .into_iter()
-            .chain(words)
-            .collect()
+        ["--package", package].into_iter().chain(words).collect()
+    }
+
+    /// Returns the name of the package that the changed file belongs to.
+    fn package_of_file(&self, root: &Path) -> Result<String> {
+        let folders = if self.file.starts_with("crates") {
+            3
+        } else {
+            2
+        };
+        let folder: PathBuf = self.file.iter().take(folders).collect();
+        let manifest = root.join(folder).join("Cargo.toml");
+        let text = fs::read_to_string(&manifest).context(manifest.display().to_string())?;
+        let table: toml::Table = text.parse().context(manifest.display().to_string())?;
+        let name = table.get("package").and_then(|package| package.get("name"));
+        let name = name.and_then(|name| name.as_str());
+        Ok(name.context("a package without a name")?.to_owned())
     }
 }
 
@@ -138,7 +141,12 @@ fn worktree(target: &Path) -> Result<PathBuf> {
 
 fn read(root: &Path) -> Result<Vec<Mutant>> {
     let text = fs::read_to_string(root.join(LIST)).context(LIST)?;
-    let List { mutant } = toml::from_str(&text).context(LIST)?;
+    let List { mut mutant } = toml::from_str(&text).context(LIST)?;
+    for mutant in &mut mutant {
+        if mutant.package.is_none() {
+            mutant.package = Some(mutant.package_of_file(root)?);
+        }
+    }
     Ok(mutant)
 }
 
@@ -305,7 +313,8 @@ mod tests {
             let folders = fs::read_dir(root().join("crates")).unwrap();
             let folders = folders.map(|folder| folder.unwrap().path());
             let crates = folders.chain([root().join("testing")]);
-            let mut crates = crates.map(|folder| folder.join(arguments[1]));
+            let folder = arguments[1].strip_prefix("vnvme-").unwrap_or(arguments[1]);
+            let mut crates = crates.map(|path| path.join(folder));
             let package = crates.find(|path| path.is_dir()).unwrap();
             let mut text = String::new();
             sources(&package, &mut text);

@@ -96,6 +96,8 @@ mod table;
 mod tests;
 #[allow(unsafe_code)]
 mod view;
+#[cfg(feature = "vm-memory")]
+pub mod vm_memory;
 mod windows;
 
 pub use area::{Area, Field16, Fields16, Pairs32, Pairs64};

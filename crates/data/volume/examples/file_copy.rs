@@ -2,7 +2,7 @@
 //! prints the byte counts:
 //!
 //! ```text
-//! cargo run --release -p volume --example file_copy -- /mnt [auto|off] [off|reflink|on]
+//! cargo run --release -p vnvme-volume --example file_copy -- /mnt [auto|off] [off|reflink|on]
 //! {"direct":true,"reflinked":8388608,"copied":1572864,"others":0,"requests":0,"seconds":0.02}
 //! ```
 //!

@@ -226,12 +226,9 @@ pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
         TransportError::io("memory disk", std::io::Error::other(error.to_string()))
     };
     let volume = MemVolume::new(size).map_err(|error| failed(&error))?;
-    let namespace = NamespaceConfig {
-        block_size: 512,
-        nguid: [1; 16],
-        eui64: [1; 8],
-        ..NamespaceConfig::new(1, Arc::new(volume))
-    };
+    let namespace = NamespaceConfig::new(1, Arc::new(volume))
+        .with_nguid([1; 16])
+        .with_eui64([1; 8]);
     let io = Io::new(IoOptions::default());
     let config = ControllerConfig::default();
     let controller = Controller::new(0, config, vec![namespace], &io);
@@ -259,8 +256,12 @@ impl InProcess {
         }
     }
 
-    /// Runs a function on the controller as [`InProcess::with`] does, without waiting for it.
-    fn post(&self, act: impl FnOnce(&mut Host) + Send + 'static) -> Result<(), TransportError> {
+    /// Runs a function on the controller as [`InProcess::with`] does, without waiting for it: the
+    /// way to deliver writes of doorbells.
+    ///
+    /// # Errors
+    /// As [`InProcess::with`].
+    pub fn post(&self, act: impl FnOnce(&mut Host) + Send + 'static) -> Result<(), TransportError> {
         match &self.execution {
             Execution::Here(key) => here(*key, act),
             Execution::Thread { handle, .. } => {

@@ -133,6 +133,22 @@ impl Default for ControllerConfig {
 }
 
 /// Configuration of a namespace: an NSID, and the volume that stores its blocks.
+///
+/// [`NamespaceConfig::new`] chooses everything else; the methods named `with_` change it:
+///
+/// ```
+/// use controller::NamespaceConfig;
+/// use std::sync::Arc;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let volume = Arc::new(volume::MemVolume::new(64 << 20)?);
+/// let namespace = NamespaceConfig::new(1, volume)
+///     .with_block_size(4096)
+///     .with_nguid([0x5a; 16])
+///     .with_read_only(true);
+/// assert_eq!((namespace.nsid, namespace.block_size), (1, 4096));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
     /// Namespace ID (NSID), starting at 1.
@@ -181,6 +197,65 @@ impl NamespaceConfig {
             metadata: None,
             formats: None,
         }
+    }
+
+    /// Sets the logical block size in bytes: 512 or 4096.
+    #[must_use]
+    pub fn with_block_size(self, block_size: u32) -> Self {
+        Self { block_size, ..self }
+    }
+
+    /// Sets whether the namespace is read-only.
+    #[must_use]
+    pub fn with_read_only(self, read_only: bool) -> Self {
+        Self { read_only, ..self }
+    }
+
+    /// Sets the Namespace Globally Unique Identifier. A namespace needs an identifier that no other
+    /// one has, on any host, for the guest's paths below `/dev/disk/by-id`.
+    #[must_use]
+    pub fn with_nguid(self, nguid: [u8; 16]) -> Self {
+        Self { nguid, ..self }
+    }
+
+    /// Sets the IEEE Extended Unique Identifier.
+    #[must_use]
+    pub fn with_eui64(self, eui64: [u8; 8]) -> Self {
+        Self { eui64, ..self }
+    }
+
+    /// Sets the Namespace UUID.
+    #[must_use]
+    pub fn with_uuid(self, uuid: [u8; 16]) -> Self {
+        Self { uuid, ..self }
+    }
+
+    /// Makes the namespace a zoned one.
+    #[must_use]
+    pub fn with_zones(self, zones: Arc<ZonedState>) -> Self {
+        let zones = Some(zones);
+        Self { zones, ..self }
+    }
+
+    /// Adds placement handles.
+    #[must_use]
+    pub fn with_placement(self, placement: Arc<PlacementState>) -> Self {
+        let placement = Some(placement);
+        Self { placement, ..self }
+    }
+
+    /// Adds metadata to the blocks.
+    #[must_use]
+    pub fn with_metadata(self, metadata: Arc<MetadataState>) -> Self {
+        let metadata = Some(metadata);
+        Self { metadata, ..self }
+    }
+
+    /// Sets the LBA formats that the host may choose from.
+    #[must_use]
+    pub fn with_formats(self, formats: Formats) -> Self {
+        let formats = Some(formats);
+        Self { formats, ..self }
     }
 }
 

@@ -41,19 +41,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let io = Io::new(IoOptions::default()); // the thread's io_uring, for volumes that need one
-//! let namespace = NamespaceConfig {
-//!     nsid: 1,
-//!     volume: Arc::new(MemVolume::new(64 << 20)?),
-//!     block_size: 512,
-//!     read_only: false,
-//!     nguid: [1; 16],
-//!     zones: None,
-//!     placement: None,
-//!     metadata: None,
-//!     formats: None,
-//!     eui64: [1; 8],
-//!     uuid: [0; 16],
-//! };
+//! let namespace = NamespaceConfig::new(1, Arc::new(MemVolume::new(64 << 20)?)).with_nguid([1; 16]);
 //! let mut controller = Controller::new(0, ControllerConfig::default(), vec![namespace], &io)?;
 //!
 //! // From the VMM: guest memory, and the receivers of the MSI-X vectors.

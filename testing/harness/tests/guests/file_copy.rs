@@ -30,7 +30,10 @@ fn copies(guest: &Guest, make: &str, options: &str) -> Result<serde_json::Value>
 
 #[test]
 fn file_system_copies_blocks() -> Result<()> {
-    let program = build("file_copy", &["-p", "volume", "--example", "file_copy"])?;
+    let program = build(
+        "file_copy",
+        &["-p", "vnvme-volume", "--example", "file_copy"],
+    )?;
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 1024)?;
     let guest = boot_with_device("file_copy", &file, None, &[program])?;

@@ -17,7 +17,7 @@ const SELFTEST: &str = "/tmp/vfio_selftest";
 fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
     let selftest = build(
         "vfio_selftest",
-        &["-p", "driver", "--example", "vfio_selftest"],
+        &["-p", "vnvme-driver", "--example", "vfio_selftest"],
     )?;
     boot_with_device(name, file, kernel, &[program()?, selftest])
 }

@@ -25,7 +25,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 /// Module and reason of every ignored test of the workspace.
 fn ignored() -> Vec<(String, String)> {
     let mut files = Vec::new();
-    for directory in ["crates", "testing"] {
+    for directory in ["crates", "examples", "testing"] {
         sources(&root().join(directory), &mut files);
     }
     let mut all = Vec::new();

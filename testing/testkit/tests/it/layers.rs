@@ -15,6 +15,7 @@ const LAYERS: &[&str] = &[
     "crates/front-ends",
     "crates/s390x",
     "crates/program",
+    "examples",
     "testing",
 ];
 
@@ -29,7 +30,7 @@ fn root() -> PathBuf {
 }
 
 /// The workspace's own packages.
-fn packages() -> Vec<Value> {
+pub fn packages() -> Vec<Value> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["metadata", "--format-version", "1", "--locked", "--no-deps"]);

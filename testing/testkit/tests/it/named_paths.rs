@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 const PAGES: &[&str] = &[
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "docs/embedding.md",
     "docs/one-read.md",
     "docs/testing.md",
 ];
@@ -21,6 +22,7 @@ const DIRECTORIES: &[&str] = &[
     ".config/",
     "crates/",
     "docs/",
+    "examples/",
     "packaging/",
     "testing/",
 ];
@@ -43,7 +45,7 @@ impl Tree {
             sources: BTreeMap::new(),
             crates: BTreeMap::new(),
         };
-        for directory in ["crates", "testing"] {
+        for directory in ["crates", "examples", "testing"] {
             tree.visit(directory);
         }
         tree

@@ -167,7 +167,10 @@ mod tests {
                 continue;
             }
             found += 1;
-            let name = table["package"]["name"].as_str().unwrap().replace('-', "_");
+            // Messages have the name of the library, which a published package is not named by.
+            let named = table.get("lib").and_then(|lib| lib.get("name"));
+            let name = named.unwrap_or(&table["package"]["name"]);
+            let name = name.as_str().unwrap().replace('-', "_");
             assert!(PARTS.contains(&name.as_str()), "{name} logs");
             let path = manifest.components().rev().nth(2).unwrap();
             let is_own = path.as_os_str() == "program" && !["control", PROGRAM].contains(&&*name);

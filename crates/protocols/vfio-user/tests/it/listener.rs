@@ -125,7 +125,7 @@ impl Drop for Elsewhere {
 }
 
 #[test]
-#[ignore = "a process that another test starts: cargo test -p vfio-user --test it listener"]
+#[ignore = "a process that another test starts: cargo test -p vnvme-vfio-user --test it listener"]
 fn listens_elsewhere() {
     let listener = UnixListener::bind(std::env::var_os(ELSEWHERE).unwrap()).unwrap();
     println!("\nlistening");

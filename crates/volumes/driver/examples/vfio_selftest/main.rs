@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! vnvme bind 0000:44:00.0
-//! cargo run --release -p driver --example vfio_selftest -- 0000:44:00.0 [iommufd|group]
+//! cargo run --release -p vnvme-driver --example vfio_selftest -- 0000:44:00.0 [iommufd|group]
 //! ```
 //!
 //! The project's guest tests run it against a controller that QEMU made
