@@ -22,8 +22,8 @@ const HUGE_PAGE: usize = 2 << 20;
 /// overlapping writes give any mixture.
 ///
 /// With [`PrivateMemory::kept`] the bytes are in a memory file, which a process with its descriptor
-/// can map again after this one has ended. With [`PrivateMemory::reserved`] they are in huge pages of
-/// the host's pool, which are allocated at once.
+/// can map again after this one has ended. With [`PrivateMemory::reserved`] they are in huge pages
+/// of the host's pool, which are allocated at once.
 #[derive(Clone, Debug)]
 pub struct PrivateMemory(Arc<Pages>);
 
@@ -324,8 +324,8 @@ impl PrivateMemory {
         len
     }
 
-    /// Zeroes like [`PrivateMemory::zero`], and returns whole pages to the system, unless the memory
-    /// is [reserved](PrivateMemory::reserved).
+    /// Zeroes like [`PrivateMemory::zero`], and returns whole pages to the system, unless the
+    /// memory is [reserved](PrivateMemory::reserved).
     pub fn release(&self, offset: u64, len: u64) -> u64 {
         let Some(start) = self.at(offset, len) else {
             return 0;
