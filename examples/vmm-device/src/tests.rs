@@ -1,6 +1,7 @@
 //! The device in the hands of a guest.
 
 use crate::guest::{Guest, message};
+use controller::pci;
 use nvme::pci::msix;
 use nvme::{Command, NvmOpcode};
 use std::sync::Arc;
@@ -9,6 +10,16 @@ use volume::{FileOptions, FileVolume, MemVolume};
 
 fn flush() -> Command {
     Command::new(NvmOpcode::FLUSH.0, 0, 1)
+}
+
+/// Waits until the controller keeps the I/O queue's interrupt in the pending bit array.
+fn wait_until_pending(guest: &mut Guest) {
+    let mut pending = [0; 8];
+    while pending[0] & 2 == 0 {
+        let sent = guest.interrupts.try_recv();
+        assert!(sent.is_err(), "a masked vector was signalled");
+        guest.device.bar0_read(pci::MSIX_PBA_OFFSET, &mut pending);
+    }
 }
 
 #[test]
@@ -40,14 +51,7 @@ fn interrupt_of_masked_vector_waits_for_unmask() {
     let mut guest = Guest::new(Arc::new(MemVolume::new(1 << 20).unwrap())).unwrap();
     guest.set_entry(1, true);
     guest.submit(1, flush()).unwrap();
-    // The controller keeps the interrupt in the pending bit array, the last page of BAR0.
-    let mut pending = [0; 8];
-    while pending[0] & 2 == 0 {
-        guest
-            .device
-            .bar0_read(controller::pci::MSIX_PBA_OFFSET, &mut pending);
-    }
-    assert!(guest.interrupts.try_recv().is_err(), "a masked vector");
+    wait_until_pending(&mut guest);
     guest.set_entry(1, false);
     guest.complete(1).unwrap();
 }
@@ -57,16 +61,7 @@ fn function_mask_holds_all_interrupts() {
     let mut guest = Guest::new(Arc::new(MemVolume::new(1 << 20).unwrap())).unwrap();
     guest.set_msix_control(msix::CONTROL_ENABLE | msix::CONTROL_FUNCTION_MASK);
     guest.submit(1, flush()).unwrap();
-    let mut pending = [0; 8];
-    while pending[0] & 2 == 0 {
-        guest
-            .device
-            .bar0_read(controller::pci::MSIX_PBA_OFFSET, &mut pending);
-    }
-    assert!(
-        guest.interrupts.try_recv().is_err(),
-        "all vectors are masked"
-    );
+    wait_until_pending(&mut guest);
     guest.set_msix_control(msix::CONTROL_ENABLE);
     let seen = guest.interrupts.recv_timeout(Duration::from_secs(60));
     assert_eq!(seen.unwrap(), message(1));
