@@ -14,6 +14,7 @@
 #   make conformance  the cases of the public NVMe test plans, against vnvme (docs/conformance.md)
 #   make cost         instructions for each I/O, held against testing/bench/ceilings.toml
 #   make bench        the benchmarks
+#   make packages     deb, rpm and tarball for x86-64 and AArch64, in target/packages
 #   make docs         docs/reference.md, the man pages in docs/man, docs/metrics.md and docs/conformance.md, from their tables; docs/openapi.json
 #   make help         these lines
 
@@ -26,7 +27,7 @@ export CARGO
 AGAIN = $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild mutants simulate check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package help \
+.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild mutants simulate check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package packages help \
 	tools-build tools-guest tools-bench tools-tests
 
 # Both programs by one build: each by itself has other features of what they share, and has it built
@@ -237,6 +238,12 @@ $(RELEASE)/vnvme:
 package: tools-build
 	$(CARGO) build --release -p vnvme
 	packaging/deb.sh "$(RELEASE)/vnvme" target/debian
+
+# ARCHITECTURES: amd64, arm64 or both.
+PACKAGES = $(TARGET)/packages
+packages: tools-build
+	rm -rf $(PACKAGES)
+	packaging/build.sh $(PACKAGES) $(ARCHITECTURES)
 
 # What compiling needs: a linker.
 tools-build:

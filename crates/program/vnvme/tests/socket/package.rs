@@ -1,5 +1,5 @@
 //! Installed files: by packaging/install.sh into a directory of any name, and as a Debian package
-//! in a tree with nothing else in it.
+//! in a tree with nothing else in it. Forms of packages, for both architectures.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -400,4 +400,96 @@ fn package_is_installed_used_and_removed() {
         .cloned()
         .collect();
     assert_eq!(left, [] as [PathBuf; 0]);
+}
+
+/// ELF header of a program for AArch64 (e_machine 183), and what packages read of one.
+fn program_for_aarch64() -> Vec<u8> {
+    let mut bytes = vec![0; 64];
+    bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    bytes[16..20].copy_from_slice(&[3, 0, 183, 0]);
+    bytes.extend_from_slice(b"\0GLIBC_2.9\0GLIBC_2.34\0GLIBC_2.17\0");
+    bytes
+}
+
+/// Two checkouts make the same packages, byte for byte, also for another machine.
+#[test]
+fn packages_from_two_folders_are_equal() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = packaging().join("..").canonicalize().unwrap();
+    let other = directory.path().join("other checkout");
+    symlink(&root, &other).unwrap();
+    let inventory = directory.path().join("inventory");
+    fs::create_dir(&inventory).unwrap();
+    for name in ["sbom.cdx.json", "LICENSES-dependencies.txt"] {
+        fs::write(inventory.join(name), "{}\n").unwrap();
+    }
+    let foreign = directory.path().join("vnvme");
+    fs::write(&foreign, program_for_aarch64()).unwrap();
+    fs::set_permissions(&foreign, fs::Permissions::from_mode(0o755)).unwrap();
+    let own = if cfg!(target_arch = "x86_64") {
+        ["amd64.deb", "x86_64.rpm", "x86_64-linux.tar.gz"]
+    } else {
+        ["arm64.deb", "aarch64.rpm", "aarch64-linux.tar.gz"]
+    };
+    let arm = ["arm64.deb", "aarch64.rpm", "aarch64-linux.tar.gz"];
+    for (program, endings) in [(Path::new("/bin/true"), own), (&*foreign, arm)] {
+        for ((script, tool), ending) in [
+            ("deb.sh", "dpkg-deb"),
+            ("rpm.sh", "rpmbuild"),
+            ("tarball.sh", "tar"),
+        ]
+        .iter()
+        .zip(endings)
+        {
+            if !has(tool) {
+                continue;
+            }
+            let made = [&root, &other].map(|checkout| {
+                let output = directory.path().join("packages");
+                let made = Command::new(checkout.join("packaging").join(script))
+                    .env("INVENTORY", &inventory)
+                    .args([program, &output])
+                    .output()
+                    .unwrap();
+                let path = done(&made).trim().to_owned();
+                assert!(path.ends_with(ending), "{path}");
+                let bytes = fs::read(&path).unwrap();
+                fs::remove_file(&path).unwrap();
+                bytes
+            });
+            assert!(made[0] == made[1], "{script}, {ending}: they differ");
+        }
+    }
+}
+
+/// A tarball has all that its install.sh installs.
+#[test]
+fn tarball_installs_what_a_checkout_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let program = Path::new("/bin/true");
+    let made = script("tarball.sh", &[], &[program, root]);
+    let unpacked = Command::new("tar")
+        .args(["--extract", "--file", made.trim(), "--directory"])
+        .arg(root)
+        .output()
+        .unwrap();
+    done(&unpacked);
+    let name = Path::new(made.trim()).file_name().unwrap();
+    let top = root.join(name.to_str().unwrap().strip_suffix(".tar.gz").unwrap());
+    let installed = Command::new(top.join("packaging/install.sh"))
+        .arg("install")
+        .arg(top.join("vnvme"))
+        .env_remove("PREFIX")
+        .env("DESTDIR", root.join("tarball"))
+        .output()
+        .unwrap();
+    done(&installed);
+    let checkout = root.join("checkout");
+    let install = Path::new("install");
+    script("install.sh", &[("DESTDIR", &checkout)], &[install, program]);
+    assert_eq!(files(&root.join("tarball")), files(&checkout));
+    for name in ["LICENSE-MIT", "LICENSE-APACHE", "README.md"] {
+        assert!(top.join(name).exists(), "{name}");
+    }
 }
