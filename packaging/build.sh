@@ -3,13 +3,13 @@
 #
 #   packaging/build.sh DIRECTORY [amd64] [arm64]
 #
-# DIRECTORY gets a Debian package, an RPM package and a tarball of each architecture (default: both).
-# A commit gives the same files in every directory, with the same compiler and linker: paths are
-# replaced, and all times are those of the commit. Environment variables: packaging/common.sh.
+# DIRECTORY gets a Debian package, an RPM package, a tarball and an image for container runtimes of
+# each architecture (default: both). A commit gives the same packages and tarballs in every directory,
+# with the same compiler and linker: paths are replaced, and all times are those of the commit. Environment variables: packaging/common.sh.
 set -eu
 
 [ $# -ge 1 ] || {
-    sed -n 's/^# \{0,1\}//; 2,8p' "$0" >&2
+    sed -n 's/^# \{0,1\}//; 2,9p' "$0" >&2
     exit 2
 }
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
@@ -68,7 +68,7 @@ for architecture; do
     mkdir -p "$INVENTORY"
     "$cargo" run --quiet --locked --package inventory -- \
         "$target" "$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)" "$INVENTORY"
-    for form in deb rpm tarball; do
+    for form in deb rpm tarball image; do
         "$here/$form.sh" "$program" "$output"
     done
 done

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sees to it that this machine has what a make target needs: installs it when it may (as root), else prints the one line
-# that does. Usage: setup.sh build | guest | check | aarch64 | packages TARGET | bench DIRECTORY | tests DIRECTORY
+# that does. Usage: setup.sh build | guest | check | aarch64 | packages TARGET | image | bench DIRECTORY | tests DIRECTORY
 set -eu
 
 # have_or_install PROGRAM PACKAGE...: PROGRAM is there, or becomes so.
@@ -95,8 +95,11 @@ bench)
     ;;
 tests)
     # cryptsetup, for the tests of encrypted volumes: installed as root, else fetched into the directory that is named.
-    # Tests that do not find it say so.
+    # Tests that do not find it say so. Likewise rpmbuild, of which there are tests as root only.
     dir=${2:?directory}
+    if [ "$(id -u)" = 0 ]; then
+        (have_or_install rpmbuild rpm) || true
+    fi
     PATH=$PATH:/usr/sbin:$dir/bin
     if command -v cryptsetup >/dev/null 2>&1; then
         exit 0
@@ -125,7 +128,7 @@ aarch64)
     exit 1
     ;;
 packages)
-    # What packaging/build.sh needs for a target of Rust: its standard library, its linker and rpmbuild.
+    # What packaging/build.sh needs for a target of Rust: its standard library, its linker, rpmbuild and mmdebstrap.
     target=${2:?target}
     if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ]; then
         rustup target add "$target" >&2
@@ -139,9 +142,15 @@ packages)
         have_or_install "$machine-linux-gnu-gcc" "$package" "$libc"
     fi
     have_or_install rpmbuild rpm
+    have_or_install mmdebstrap mmdebstrap
+    ;;
+image)
+    # What testing/harness/image.sh runs an image with.
+    have_or_install umoci umoci
+    have_or_install runc runc
     ;;
 *)
-    echo "usage: setup.sh build | guest | check | aarch64 | packages TARGET | bench DIRECTORY | tests DIRECTORY" >&2
+    echo "usage: setup.sh build | guest | check | aarch64 | packages TARGET | image | bench DIRECTORY | tests DIRECTORY" >&2
     exit 2
     ;;
 esac
