@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Checks, run};
 use anyhow::{Context, Result, bail, ensure};
-use harness::apt::on_path;
 use harness::cache::checkout;
 use harness::daemon::program;
 use harness::documents::{IN_MACHINE, Script};
@@ -262,78 +261,6 @@ fn package_is_used_and_removed_on_debian_12() -> Result<()> {
     checks.check("upgraded", || upgraded(&machine));
     checks.check("removed", || removed(&machine));
     checks.check("all commands of the pages", || pages.finish());
-    checks.finish();
-    Ok(())
-}
-
-/// Files, scripts and units of the RPM package. No registry has the packages of a distribution with
-/// RPM: this machine's rpm installs it in Debian, without its dependencies.
-#[test]
-fn rpm_is_used_and_erased() -> Result<()> {
-    for tool in ["rpm", "rpmbuild"] {
-        if !on_path(tool) {
-            skip("systemd: rpm", format!("no {tool}"));
-            return Ok(());
-        }
-    }
-    let Some(machine) = start(&OLDER_PACKAGES)? else {
-        return Ok(());
-    };
-    let directory = tempfile::tempdir()?;
-    let package = match released(".x86_64.rpm")? {
-        Some(package) => package,
-        None => {
-            let output = Command::new(checkout().join("packaging/rpm.sh"))
-                .arg(machine.path(SHIMS).join("built"))
-                .arg(directory.path())
-                .output()?;
-            ensure!(output.status.success(), "{output:?}");
-            PathBuf::from(String::from_utf8(output.stdout)?.trim())
-        }
-    };
-    // What Debian 12's tree lacks, beside rpm: the directory of its database.
-    let rpm = |arguments: &[&str]| -> Result<String> {
-        let output = Command::new("rpm")
-            .arg("--root")
-            .arg(machine.path("/"))
-            .args(["--dbpath", "/var/lib/rpm"])
-            .args(arguments)
-            .output()?;
-        let told = [output.stdout, output.stderr].concat();
-        let told = String::from_utf8_lossy(&told).into_owned();
-        ensure!(output.status.success(), "rpm {arguments:?}: {told}");
-        Ok(told)
-    };
-    let path = package.to_str().context("a path that is no text")?;
-    let mut pages = Script::open(IN_MACHINE)?;
-    let mut checks = Checks::new("rpm");
-    checks.check("installed", || {
-        rpm(&["--install", "--nodeps", path])?;
-        let user = machine.run(&["stat", "-c", "%U %a", "/run/vnvme", "/var/lib/vnvme"])?;
-        ensure!(user == "vnvme 755\nvnvme 750\n", "{user}");
-        Ok(())
-    });
-    checks.check("started", || started(&machine, &mut pages));
-    checks.check("upgraded", || {
-        let before = main_process(&machine, UNIT)?;
-        let told = rpm(&["--upgrade", "--force", "--nodeps", path])?;
-        ensure!(told.contains("the previous version until"), "{told}");
-        ensure!(main_process(&machine, UNIT)? == before, "another process");
-        Ok(())
-    });
-    checks.check("erased", || {
-        let pid = main_process(&machine, UNIT)?;
-        rpm(&["--erase", "vnvme"])?;
-        ensure!(!machine.path("/proc").join(&pid).exists(), "{pid} runs");
-        ensure!(!machine.path("/run/vnvme").exists(), "/run/vnvme is left");
-        let mut left = traces(&machine)?;
-        // Configuration, and what the daemon has written; disks are nobody's to remove.
-        left.retain(|path| !path.starts_with("/var/lib/vnvme"));
-        let wanted = ["/etc/vnvme", "/etc/vnvme/vnvme.toml"];
-        let wanted: BTreeSet<String> = wanted.map(String::from).into();
-        ensure!(left == wanted, "{left:#?}");
-        Ok(())
-    });
     checks.finish();
     Ok(())
 }

@@ -7,6 +7,7 @@ mod gate;
 mod ignored;
 mod layers;
 mod named_paths;
+mod release;
 mod spelling;
 mod survival_page;
 mod words;

@@ -462,6 +462,69 @@ fn packages_from_two_folders_are_equal() {
     }
 }
 
+/// Files and scripts of the RPM package, by this machine's rpm in a tree without a service manager.
+#[test]
+fn rpm_is_installed_replaced_and_erased() {
+    let Some(tree) = Tree::new() else {
+        return;
+    };
+    if !(has("rpm") && has("rpmbuild")) {
+        return;
+    }
+    let output = tempfile::tempdir().unwrap();
+    // Another program keeps the package small.
+    let made = script("rpm.sh", &[], &[Path::new("/bin/true"), output.path()]);
+    let package = made.trim();
+    tree.bring_libraries(Path::new("/bin/true"));
+    let before = files(tree.0.path());
+    let rpm = |args: &[&str]| {
+        let output = Command::new("rpm")
+            .arg("--root")
+            .arg(tree.0.path())
+            .args(["--dbpath", "/var/lib/rpm"])
+            .args(args)
+            .output()
+            .unwrap();
+        done(&output)
+    };
+    // The tree has no packages that it could depend on.
+    rpm(&["--install", "--nodeps", package]);
+    let listed = rpm(&["--query", "--list", "vnvme"]);
+    for path in [
+        "/usr/bin/vnvme",
+        "/usr/lib/systemd/system/vnvme.service",
+        "/usr/share/man/man1/vnvme.1.gz",
+        "/usr/share/licenses/vnvme/LICENSE-MIT",
+        "/etc/vnvme",
+    ] {
+        assert!(listed.lines().any(|line| line == path), "{path}: {listed}");
+        assert!(tree.path(path).exists(), "{path}");
+    }
+    let runs = Command::new("chroot")
+        .arg(tree.0.path())
+        .arg("/usr/bin/vnvme")
+        .output()
+        .unwrap();
+    done(&runs);
+    let wants = tree.path("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wants).unwrap();
+    let enabled = wants.join("vnvme.service");
+    symlink("/usr/lib/systemd/system/vnvme.service", &enabled).unwrap();
+    // As an upgrade does.
+    rpm(&["--upgrade", "--force", "--nodeps", package]);
+    assert!(enabled.symlink_metadata().is_ok(), "no longer enabled");
+    fs::write(tree.path("etc/vnvme/vnvme.toml"), "# mine\n").unwrap();
+
+    rpm(&["--erase", "vnvme"]);
+    assert!(enabled.symlink_metadata().is_err(), "still enabled");
+    let left: Vec<PathBuf> = files(tree.0.path())
+        .difference(&before)
+        .filter(|path| !path.starts_with("var/lib/rpm"))
+        .cloned()
+        .collect();
+    assert_eq!(left, [PathBuf::from("etc/vnvme/vnvme.toml")]);
+}
+
 /// A tarball has all that its install.sh installs.
 #[test]
 fn tarball_installs_what_a_checkout_does() {
