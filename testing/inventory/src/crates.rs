@@ -58,7 +58,7 @@ fn output(program: &str, arguments: &[&str]) -> Result<String> {
 /// Asks cargo for the crates of the program.
 pub fn read(target: &str) -> Result<Program> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    // The features of this program alone, which the resolution of the whole workspace does not show.
+    // The features of this program alone: the whole workspace may have others.
     let tree = output(
         &cargo,
         &[

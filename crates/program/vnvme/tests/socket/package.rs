@@ -448,6 +448,7 @@ fn packages_from_two_folders_are_equal() {
                 let output = directory.path().join("packages");
                 let made = Command::new(checkout.join("packaging").join(script))
                     .env("INVENTORY", &inventory)
+                    .env("SOURCE_DATE_EPOCH", "1767225600")
                     .args([program, &output])
                     .output()
                     .unwrap();
