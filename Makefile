@@ -14,6 +14,10 @@
 #   make conformance  the cases of the public NVMe test plans, against vnvme (docs/conformance.md)
 #   make cost         instructions for each I/O, held against testing/bench/ceilings.toml
 #   make bench        the benchmarks
+#   make packages     deb, rpm, tarball and container image for x86-64 and AArch64, in target/packages
+#   make release      the packages, the sources, notes and checksums of the version, in target/packages
+#   make test-packages the packages in Debian 12 and 13: installed, used by a guest, removed; the image under runc
+#   make book         the documents as a book with search, in target/book, by mdBook (built once, into target/tools)
 #   make docs         docs/reference.md, the man pages in docs/man, docs/metrics.md and docs/conformance.md, from their tables; docs/openapi.json
 #   make help         these lines
 
@@ -26,7 +30,7 @@ export CARGO
 AGAIN = $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild mutants simulate check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package help \
+.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild mutants simulate check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package packages release test-packages book help \
 	tools-build tools-guest tools-bench tools-tests
 
 # Both programs by one build: each by itself has other features of what they share, and has it built
@@ -136,6 +140,7 @@ test-long-steps:
 	$(STEP) 'published packages' $(CARGO) test --quiet -p testkit --test it -- --ignored published::
 	$(STEP) 'oldest Rust' testing/harness/msrv.sh
 	$(STEP) advisories testing/harness/deny.sh
+	$(STEP) packages $(AGAIN) test-packages
 
 # Prints the first seed, and the command that replays a seed that fails.
 SECONDS ?= 60
@@ -239,6 +244,29 @@ $(RELEASE)/vnvme:
 package: tools-build
 	$(CARGO) build --release -p vnvme
 	packaging/deb.sh "$(RELEASE)/vnvme" target/debian
+
+# ARCHITECTURES: amd64, arm64 or both.
+PACKAGES = $(TARGET)/packages
+packages: tools-build
+	rm -rf $(PACKAGES)
+	packaging/build.sh $(PACKAGES) $(ARCHITECTURES)
+
+release: packages
+	packaging/release.sh $(PACKAGES)
+
+# The tests of the package under systemd, with the program and the package as they are given away.
+DIST = $(TARGET)/$(shell uname -m)-unknown-linux-gnu/dist/vnvme
+test-packages: tools-guest packages
+	testing/harness/setup.sh image
+	testing/harness/image.sh $(PACKAGES)/vnvme-*-$(shell uname -m).oci.tar $(DIST)
+	VNVME_PACKAGES=$(PACKAGES) VNVME_BIN=$(DIST) $(CARGO) test --quiet --workspace --test guests -- systemd::package
+
+# What is built without optimisation writes the book in seconds.
+MDBOOK = $(CURDIR)/target/tools/bin/mdbook
+book: tools-build
+	[ -x $(MDBOOK) ] || $(CARGO) install --quiet --locked --debug --root $(CURDIR)/target/tools \
+		--no-default-features --features search --version 0.5.4 mdbook
+	packaging/book/build.sh $(MDBOOK) $(TARGET)/book
 
 # What compiling needs: a linker.
 tools-build:

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Installs vnvme, or removes what it installed: `make install` and `make uninstall` call it.
 #
-#   packaging/install.sh install|uninstall PROGRAM
+#   packaging/install.sh install|uninstall|sources PROGRAM
 #
+# `sources` prints the files that are installed, where they are now, without the program.
 # Variables: DESTDIR (before every path, for packages; may have spaces), PREFIX (/usr/local),
 # SYSCONFDIR (/etc), UNITDIR ($PREFIX/lib/systemd/system), SYSUSERSDIR, TMPFILESDIR.
 # Nothing is started, and no user is made: systemd does that (systemd-sysusers, systemctl). Files of
@@ -10,7 +11,7 @@
 set -eu
 
 usage() {
-    sed -n 's/^# \{0,1\}//; 2,9p' "$0" >&2
+    sed -n 's/^# \{0,1\}//; 2,10p' "$0" >&2
     exit 2
 }
 [ $# = 2 ] || usage
@@ -98,6 +99,11 @@ uninstall)
     done
     echo "left, as it is configuration: $dest$sysconf/vnvme" \
         "$dest$sysconf/apparmor.d/abstractions/libvirt-qemu.d/vnvme"
+    ;;
+sources)
+    { list && configuration; } | while IFS=$tab read -r _ from _; do
+        [ "$from" = "$program" ] || echo "$from"
+    done
     ;;
 *) usage ;;
 esac

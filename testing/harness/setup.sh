@@ -1,17 +1,19 @@
 #!/bin/sh
 # Sees to it that this machine has what a make target needs: installs it when it may (as root), else prints the one line
-# that does. Usage: setup.sh build | guest | check | aarch64 | bench DIRECTORY | tests DIRECTORY
+# that does. Usage: setup.sh build | guest | check | aarch64 | packages TARGET | image | bench DIRECTORY | tests DIRECTORY
 set -eu
 
-# have_or_install PROGRAM PACKAGE: PROGRAM is there, or becomes so.
+# have_or_install PROGRAM PACKAGE...: PROGRAM is there, or becomes so.
 have_or_install() {
-    command -v "$1" >/dev/null 2>&1 && return 0
+    wanted=$1
+    shift
+    command -v "$wanted" >/dev/null 2>&1 && return 0
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-        echo "setup: installing $2 (for $1)" >&2
-        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$2" >&2
+        echo "setup: installing $* (for $wanted)" >&2
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >&2
         return
     fi
-    echo "setup: $1 is missing; this line installs it: sudo apt-get update && sudo apt-get install -y $2" >&2
+    echo "setup: $wanted is missing; this line installs it: sudo apt-get update && sudo apt-get install -y $*" >&2
     exit 1
 }
 
@@ -93,8 +95,11 @@ bench)
     ;;
 tests)
     # cryptsetup, for the tests of encrypted volumes: installed as root, else fetched into the directory that is named.
-    # Tests that do not find it say so.
+    # Tests that do not find it say so. Likewise rpmbuild, of which there are tests as root only.
     dir=${2:?directory}
+    if [ "$(id -u)" = 0 ]; then
+        (have_or_install rpmbuild rpm) || true
+    fi
     PATH=$PATH:/usr/sbin:$dir/bin
     if command -v cryptsetup >/dev/null 2>&1; then
         exit 0
@@ -122,8 +127,30 @@ aarch64)
     "$(dirname "$0")/skips.sh" --skip "make check: aarch64" "rustup target add $target fails"
     exit 1
     ;;
+packages)
+    # What packaging/build.sh needs for a target of Rust: its standard library, its linker, rpmbuild and mmdebstrap.
+    target=${2:?target}
+    if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ]; then
+        rustup target add "$target" >&2
+    fi
+    machine=${target%%-*}
+    if [ "$machine" != "$(uname -m)" ]; then
+        case $machine in
+        x86_64) package=gcc-x86-64-linux-gnu libc=libc6-dev-amd64-cross ;;
+        *) package=gcc-aarch64-linux-gnu libc=libc6-dev-arm64-cross ;;
+        esac
+        have_or_install "$machine-linux-gnu-gcc" "$package" "$libc"
+    fi
+    have_or_install rpmbuild rpm
+    have_or_install mmdebstrap mmdebstrap
+    ;;
+image)
+    # What testing/harness/image.sh runs an image with.
+    have_or_install umoci umoci
+    have_or_install runc runc
+    ;;
 *)
-    echo "usage: setup.sh build | guest | check | aarch64 | bench DIRECTORY | tests DIRECTORY" >&2
+    echo "usage: setup.sh build | guest | check | aarch64 | packages TARGET | image | bench DIRECTORY | tests DIRECTORY" >&2
     exit 2
     ;;
 esac

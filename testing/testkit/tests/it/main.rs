@@ -8,6 +8,7 @@ mod ignored;
 mod layers;
 mod named_paths;
 mod published;
+mod release;
 mod spelling;
 mod survival_page;
 mod words;

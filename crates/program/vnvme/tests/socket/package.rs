@@ -1,5 +1,5 @@
 //! Installed files: by packaging/install.sh into a directory of any name, and as a Debian package
-//! in a tree with nothing else in it.
+//! in a tree with nothing else in it. Forms of packages, for both architectures.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -400,4 +400,160 @@ fn package_is_installed_used_and_removed() {
         .cloned()
         .collect();
     assert_eq!(left, [] as [PathBuf; 0]);
+}
+
+/// ELF header of a program for AArch64 (e_machine 183), and what packages read of one.
+fn program_for_aarch64() -> Vec<u8> {
+    let mut bytes = vec![0; 64];
+    bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    bytes[16..20].copy_from_slice(&[3, 0, 183, 0]);
+    bytes.extend_from_slice(b"\0GLIBC_2.9\0GLIBC_2.34\0GLIBC_2.17\0");
+    bytes
+}
+
+/// Two checkouts make the same packages, byte for byte, also for another machine.
+#[test]
+fn packages_from_two_folders_are_equal() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = packaging().join("..").canonicalize().unwrap();
+    let other = directory.path().join("other checkout");
+    symlink(&root, &other).unwrap();
+    let inventory = directory.path().join("inventory");
+    fs::create_dir(&inventory).unwrap();
+    for name in ["sbom.cdx.json", "LICENSES-dependencies.txt"] {
+        fs::write(inventory.join(name), "{}\n").unwrap();
+    }
+    let foreign = directory.path().join("vnvme");
+    fs::write(&foreign, program_for_aarch64()).unwrap();
+    fs::set_permissions(&foreign, fs::Permissions::from_mode(0o755)).unwrap();
+    let own = if cfg!(target_arch = "x86_64") {
+        ["amd64.deb", "x86_64.rpm", "x86_64-linux.tar.gz"]
+    } else {
+        ["arm64.deb", "aarch64.rpm", "aarch64-linux.tar.gz"]
+    };
+    let arm = ["arm64.deb", "aarch64.rpm", "aarch64-linux.tar.gz"];
+    for (program, endings) in [(Path::new("/bin/true"), own), (&*foreign, arm)] {
+        for ((script, tool), ending) in [
+            ("deb.sh", "dpkg-deb"),
+            ("rpm.sh", "rpmbuild"),
+            ("tarball.sh", "tar"),
+        ]
+        .iter()
+        .zip(endings)
+        {
+            if !has(tool) {
+                continue;
+            }
+            let made = [&root, &other].map(|checkout| {
+                let output = directory.path().join("packages");
+                let made = Command::new(checkout.join("packaging").join(script))
+                    .env("INVENTORY", &inventory)
+                    .env("SOURCE_DATE_EPOCH", "1767225600")
+                    .args([program, &output])
+                    .output()
+                    .unwrap();
+                let path = done(&made).trim().to_owned();
+                assert!(path.ends_with(ending), "{path}");
+                let bytes = fs::read(&path).unwrap();
+                fs::remove_file(&path).unwrap();
+                bytes
+            });
+            assert!(made[0] == made[1], "{script}, {ending}: they differ");
+        }
+    }
+}
+
+/// Files and scripts of the RPM package, by this machine's rpm in a tree without a service manager.
+#[test]
+fn rpm_is_installed_replaced_and_erased() {
+    let Some(tree) = Tree::new() else {
+        return;
+    };
+    if !(has("rpm") && has("rpmbuild")) {
+        return;
+    }
+    let output = tempfile::tempdir().unwrap();
+    // Another program keeps the package small.
+    let made = script("rpm.sh", &[], &[Path::new("/bin/true"), output.path()]);
+    let package = made.trim();
+    tree.bring_libraries(Path::new("/bin/true"));
+    let before = files(tree.0.path());
+    let rpm = |args: &[&str]| {
+        let output = Command::new("rpm")
+            .arg("--root")
+            .arg(tree.0.path())
+            .args(["--dbpath", "/var/lib/rpm"])
+            .args(args)
+            .output()
+            .unwrap();
+        done(&output)
+    };
+    // The tree has no packages that it could depend on.
+    rpm(&["--install", "--nodeps", package]);
+    let listed = rpm(&["--query", "--list", "vnvme"]);
+    for path in [
+        "/usr/bin/vnvme",
+        "/usr/lib/systemd/system/vnvme.service",
+        "/usr/share/man/man1/vnvme.1.gz",
+        "/usr/share/licenses/vnvme/LICENSE-MIT",
+        "/etc/vnvme",
+    ] {
+        assert!(listed.lines().any(|line| line == path), "{path}: {listed}");
+        assert!(tree.path(path).exists(), "{path}");
+    }
+    let runs = Command::new("chroot")
+        .arg(tree.0.path())
+        .arg("/usr/bin/vnvme")
+        .output()
+        .unwrap();
+    done(&runs);
+    let wants = tree.path("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wants).unwrap();
+    let enabled = wants.join("vnvme.service");
+    symlink("/usr/lib/systemd/system/vnvme.service", &enabled).unwrap();
+    // As an upgrade does.
+    rpm(&["--upgrade", "--force", "--nodeps", package]);
+    assert!(enabled.symlink_metadata().is_ok(), "no longer enabled");
+    fs::write(tree.path("etc/vnvme/vnvme.toml"), "# mine\n").unwrap();
+
+    rpm(&["--erase", "vnvme"]);
+    assert!(enabled.symlink_metadata().is_err(), "still enabled");
+    let left: Vec<PathBuf> = files(tree.0.path())
+        .difference(&before)
+        .filter(|path| !path.starts_with("var/lib/rpm"))
+        .cloned()
+        .collect();
+    assert_eq!(left, [PathBuf::from("etc/vnvme/vnvme.toml")]);
+}
+
+/// A tarball has all that its install.sh installs.
+#[test]
+fn tarball_installs_what_a_checkout_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let program = Path::new("/bin/true");
+    let made = script("tarball.sh", &[], &[program, root]);
+    let unpacked = Command::new("tar")
+        .args(["--extract", "--file", made.trim(), "--directory"])
+        .arg(root)
+        .output()
+        .unwrap();
+    done(&unpacked);
+    let name = Path::new(made.trim()).file_name().unwrap();
+    let top = root.join(name.to_str().unwrap().strip_suffix(".tar.gz").unwrap());
+    let installed = Command::new(top.join("packaging/install.sh"))
+        .arg("install")
+        .arg(top.join("vnvme"))
+        .env_remove("PREFIX")
+        .env("DESTDIR", root.join("tarball"))
+        .output()
+        .unwrap();
+    done(&installed);
+    let checkout = root.join("checkout");
+    let install = Path::new("install");
+    script("install.sh", &[("DESTDIR", &checkout)], &[install, program]);
+    assert_eq!(files(&root.join("tarball")), files(&checkout));
+    for name in ["LICENSE-MIT", "LICENSE-APACHE", "README.md"] {
+        assert!(top.join(name).exists(), "{name}");
+    }
 }
