@@ -225,7 +225,7 @@ pub(super) fn size(path: &Path, fd: BorrowedFd<'_>, device: bool) -> Result<u64,
 /// Returns the state of a file at `offset` and the number of bytes from there that have it, at most
 /// `len`. `None`: the file system does not say.
 pub(super) fn allocation(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Option<(Allocation, u64)> {
-    // Nothing else uses the descriptor's position.
+    // The descriptor's position is used here and for the size alone.
     let data = match fs::seek(fd, SeekFrom::Data(offset)) {
         Ok(data) => data,
         // No data up to the end of the file.

@@ -144,7 +144,7 @@ impl ExportServer {
         self.link.close();
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // It only waits for the eventfd and for clients, and removes the socket.
+            // The thread only waits for the eventfd and for clients, and removes the socket.
             let _ = thread.join();
         }
         self.clients.disconnect();
@@ -168,7 +168,7 @@ impl Drop for ExportServer {
     fn drop(&mut self) {
         self.close();
         self.clients.wait_gone();
-        // Nothing is ever sent: an error means that the pump has ended, or hangs with its volume.
+        // The pump sends nothing: it disconnects when it ends, or hangs with its volume.
         if let Err(RecvTimeoutError::Timeout) = self.end.recv_timeout(END_TIMEOUT) {
             tracing::warn!("the volume of an export that has ended is still in use");
         }

@@ -169,11 +169,11 @@ impl Manager {
             encrypted: volume.is_encrypted(),
             clients: 0,
         };
-        let withheld = if new.writable {
-            Some(self.withhold(taken)?)
+        // Until the export is in the list, the disk can be neither removed nor changed.
+        let (withheld, _taken) = if new.writable {
+            (Some(self.withhold(taken)?), None)
         } else {
-            drop(taken);
-            None
+            (None, Some(taken))
         };
         let listener = self.listen_for_export(socket, &origin)?;
         let (link, end) = self.pump(&volume, &name)?;
@@ -182,7 +182,9 @@ impl Manager {
             volume,
             writable: new.writable,
         };
-        let server = ExportServer::start(exported, listener, link, end).map_err(failed)?;
+        let pump = link.clone();
+        let server = ExportServer::start(exported, listener, link, end);
+        let server = server.inspect_err(|_| pump.close()).map_err(failed)?;
         let export = RunningExport {
             shown,
             server,

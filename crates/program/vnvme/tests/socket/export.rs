@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
@@ -364,4 +364,47 @@ fn impossible_exports_are_refused_with_reasons() {
         said.contains("read-only") && said.contains("nbd.sock"),
         "{said}"
     );
+}
+
+/// The commands of the page, as printed, but for the folder of the sockets.
+#[test]
+fn commands_of_backup_page_copy_and_restore() {
+    for program in ["qemu-img", "nbdinfo", "nbdcopy"] {
+        if run(program, &["--version"]).is_none() {
+            return;
+        }
+    }
+    let test_dir = TestDir::new();
+    let disk = sparse(&test_dir, "vm0.disk");
+    let before = fs::read(&disk).unwrap();
+    let disks = controller(&test_dir, "vm0", &[&disk], "");
+    let domain = start(test_dir, &disks);
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/backup.md");
+    let blocks = testkit::pages::pieces("docs/backup.md", &fs::read_to_string(page).unwrap());
+    let blocks: Vec<_> = blocks.into_iter().filter(|piece| piece.is_block).collect();
+    assert_eq!(blocks.len(), 3);
+    let folder = text(domain.test_dir.path("x").parent().unwrap());
+    let program = domain.test_dir.path("vnvme");
+    symlink(env!("CARGO_BIN_EXE_vnvme"), &program).unwrap();
+    for (number, block) in blocks.iter().enumerate() {
+        if number == 2 {
+            let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
+            file.write_all_at(&vec![7; SIZE as usize], 0).unwrap();
+        }
+        let script = block.script().replace("/run/vnvme", &folder);
+        let path = std::env::var("PATH").unwrap();
+        let done = Command::new("sh")
+            .args(["-e", "-c", &script])
+            .current_dir(&folder)
+            .env("PATH", format!("{folder}:{path}"))
+            .env("VNVME_CONTROL", domain.test_dir.path("control"))
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{done:?}");
+        if number == 1 {
+            let raw = fs::read(domain.test_dir.path("vm0.raw")).unwrap();
+            assert!(raw == before);
+        }
+    }
+    assert!(fs::read(&disk).unwrap() == before);
 }

@@ -130,7 +130,7 @@ pub trait Storage {
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The connection broke, or timed out.
-    #[error("the connection ended early: {0}")]
+    #[error("the connection ended early")]
     Io(#[from] io::Error),
     /// The client violates the protocol.
     #[error("the client breaks the protocol: {0}")]

@@ -404,14 +404,15 @@ fn failed_read_is_error_or_ends_connection() {
 
 #[test]
 fn block_status_has_extents() {
-    let cases: [(u16, u64, u32, &[(u32, u32)]); 3] = [
-        (0, 0, 4 << 20, &[(2 << 20, 0), (2 << 20, 3)]),
-        (command::REQ_ONE, 0, 4 << 20, &[(2 << 20, 0)]),
-        (0, (2 << 20) - 512, 1024, &[(512, 0), (512, 3)]),
+    let half = 2 << 20;
+    let cases = [
+        (0, 0, 4 << 20, vec![(half, 0), (half, 3)]),
+        (command::REQ_ONE, 0, 4 << 20, vec![(half, 0)]),
+        (0, u64::from(half) - 512, 1024, vec![(512, 0), (512, 3)]),
     ];
     let mut messages = structured();
-    for (flags, offset, len, _) in cases {
-        messages = messages.request(flags, command::BLOCK_STATUS, offset, len);
+    for (flags, offset, len, _) in &cases {
+        messages = messages.request(*flags, command::BLOCK_STATUS, *offset, *len);
     }
     let mut received = messages.run_well(&export(true), &mut Memory::new());
     skip_options(&mut received);
