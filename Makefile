@@ -276,7 +276,7 @@ tools-build:
 tools-bench:
 	@testing/harness/setup.sh bench $(CURDIR)/target/tools
 
-# What the tests need besides: cryptsetup.
+# What the tests need besides: cryptsetup, nbdinfo and nbdcopy.
 tools-tests:
 	@testing/harness/setup.sh tests $(CURDIR)/target/tools
 

@@ -17,7 +17,7 @@ parts() {
 # Start
 README.md docs/releases.md docs/systemd.md docs/operations.md
 # Disks
-docs/volumes.md docs/qcow2.md docs/encryption.md docs/nbd.md docs/ceph.md docs/nvme-tcp.md docs/front-ends.md docs/nvme-tcp-target.md docs/ap.md
+docs/volumes.md docs/qcow2.md docs/encryption.md docs/backup.md docs/nbd.md docs/ceph.md docs/nvme-tcp.md docs/front-ends.md docs/nvme-tcp-target.md docs/ap.md
 # Running
 docs/control.md docs/metrics.md docs/tuning.md docs/survival.md docs/migration.md docs/process-per-vm.md docs/libvirt.md docs/proxmox.md docs/kubernetes.md docs/embedding.md
 # Reference

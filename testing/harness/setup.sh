@@ -94,28 +94,34 @@ bench)
     wrapper "$dir/bin/valgrind" VALGRIND_LIB "$dir/usr/libexec/valgrind" "$program"
     ;;
 tests)
-    # cryptsetup, for the tests of encrypted volumes: installed as root, else fetched into the directory that is named.
-    # Tests that do not find it say so. Likewise rpmbuild, of which there are tests as root only.
+    # cryptsetup, for the tests of encrypted volumes, and libnbd's nbdinfo and nbdcopy, for those of exports: installed as
+    # root, else fetched into the directory that is named. Tests that do not find them say so. Likewise rpmbuild, of which
+    # there are tests as root only.
     dir=${2:?directory}
     if [ "$(id -u)" = 0 ]; then
         (have_or_install rpmbuild rpm) || true
     fi
     PATH=$PATH:/usr/sbin:$dir/bin
-    if command -v cryptsetup >/dev/null 2>&1; then
-        exit 0
-    fi
-    if [ "$(id -u)" = 0 ] && (have_or_install cryptsetup cryptsetup-bin); then
-        exit 0
-    fi
-    # Its other libraries are those of systemd, which Debian has everywhere.
-    if fetch "$dir" cryptsetup-bin libcryptsetup12 libpopt0; then
-        # Older packages have them in /lib and /sbin.
-        libraries=$(find "$dir" -name 'lib*.so.*' -exec dirname {} + | sort -u | paste -s -d :)
-        wrapper "$dir/bin/cryptsetup" LD_LIBRARY_PATH "$libraries" "$(find "$dir" -path '*/sbin/cryptsetup' | head -n 1)"
-        "$dir/bin/cryptsetup" --version >&2 && exit 0
-        rm "$dir/bin/cryptsetup"
-    fi
-    echo "setup: this line installs cryptsetup: sudo apt-get update && sudo apt-get install -y cryptsetup-bin" >&2
+    # or_fetched PROGRAM PACKAGE LIBRARY...: PROGRAM is there, or becomes so.
+    or_fetched() {
+        program=$1 package=$2
+        command -v "$program" >/dev/null 2>&1 && return 0
+        [ "$(id -u)" = 0 ] && (have_or_install "$program" "$package") && return 0
+        shift
+        # Their other libraries are those of systemd or GnuTLS, which Debian has everywhere.
+        if fetch "$dir" "$@"; then
+            # Older packages have them in /lib and /sbin.
+            libraries=$(find "$dir" -name 'lib*.so.*' -exec dirname {} + | sort -u | paste -s -d :)
+            found=$(find "$dir/usr" "$dir" -path "*bin/$program" ! -path "$dir/bin/*" | head -n 1)
+            wrapper "$dir/bin/$program" LD_LIBRARY_PATH "$libraries" "$found"
+            "$dir/bin/$program" --version >&2 && return 0
+            rm "$dir/bin/$program"
+        fi
+        echo "setup: this line installs $program: sudo apt-get update && sudo apt-get install -y $package" >&2
+    }
+    or_fetched cryptsetup cryptsetup-bin libcryptsetup12 libpopt0
+    or_fetched nbdinfo libnbd-bin libnbd0 libfuse3-3
+    or_fetched nbdcopy libnbd-bin libnbd0 libfuse3-3
     ;;
 aarch64)
     # Succeeds when the AArch64 standard library is there; else says why that check is left out.

@@ -14,6 +14,7 @@ pub mod gpt;
 pub mod luks;
 pub mod mediate;
 pub mod nbd;
+pub mod nbd_server;
 pub mod nvme_tcp;
 mod pool;
 pub mod qcow2;
@@ -37,6 +38,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("gpt", gpt::gpt),
     ("luks", luks::luks),
     ("nbd", nbd::nbd),
+    ("nbd_server", nbd_server::nbd_server),
     ("qcow2", qcow2::qcow2),
     ("reservations", reservations::reservations),
     ("restart", restart::restart),

@@ -97,6 +97,7 @@ pub const NOT_RUN: &[(&str, &str)] = &[
     ("vnvme check", "a name"),
     ("vnvme check --offline", "a name"),
     ("vnvme daemon", "a name"),
+    ("vnvme export", "a name"),
     ("vnvme limits", "a name"),
     ("vnvme remove", "a name"),
     ("vnvme resize", "a name"),

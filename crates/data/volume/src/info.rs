@@ -13,6 +13,15 @@ pub enum Kind {
     Null,
 }
 
+/// State of a range of a volume, see [`Volume::allocation`](crate::Volume::allocation).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allocation {
+    /// Storage is allocated.
+    Data,
+    /// No storage is allocated, and the range reads as zeroes.
+    Hole,
+}
+
 /// Properties of a volume. All sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Info {

@@ -147,7 +147,7 @@ pub use file::{
     Format, PreviousProcess,
 };
 pub use inbox::Inbox;
-pub use info::{Info, Kind};
+pub use info::{Allocation, Info, Kind};
 pub use io::{
     Armed, DrainWatch, Incoming, Io, IoCounters, IoOptions, IoStats, Lane, Outgoing, PinPace,
     PinnedMemory, PinnedWindows, Pinner, RingStream, RingStreams, SleepHint, Watcher,

@@ -1,8 +1,9 @@
 //! A part of another volume.
 
 use crate::{
-    AtomicWrites, Completion, CopyRequest, CopySource, Extent, FastPath, Info, Io, IoError,
-    IoErrorKind, Op, OpenQueue, QueueState, RangeCopy, Request, Volume, VolumeError, VolumeQueue,
+    Allocation, AtomicWrites, Completion, CopyRequest, CopySource, Extent, FastPath, Info, Io,
+    IoError, IoErrorKind, Op, OpenQueue, QueueState, RangeCopy, Request, Volume, VolumeError,
+    VolumeQueue,
 };
 use dma::{Buffer, SegmentList, View};
 use std::sync::Arc;
@@ -94,6 +95,11 @@ impl Volume for SliceVolume {
             Ok(place) => self.whole.read_at(place, buffer),
             Err(error) => Some(Err(error)),
         }
+    }
+
+    fn allocation(&self, offset: u64, len: u64) -> Option<(Allocation, u64)> {
+        let place = self.range.place(offset, len).ok()?;
+        self.whole.allocation(place, len)
     }
 
     fn id(&self) -> Vec<u8> {

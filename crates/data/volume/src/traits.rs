@@ -2,8 +2,8 @@
 
 use crate::on_error::QueuePolicy;
 use crate::{
-    AtomicWrites, Completion, CopyRequest, CopySource, Extent, FileLock, Info, Io, IoError,
-    IoErrorKind, LimitHandle, OnErrorHandle, Op, Request, ShareHandle, VolumeError, Wake,
+    Allocation, AtomicWrites, Completion, CopyRequest, CopySource, Extent, FileLock, Info, Io,
+    IoError, IoErrorKind, LimitHandle, OnErrorHandle, Op, Request, ShareHandle, VolumeError, Wake,
 };
 use dma::{Buffer, SegmentList, View};
 use std::fmt::Debug;
@@ -112,6 +112,13 @@ pub trait Volume: Send + Sync + Debug {
     /// for them on the calling thread. `None`: that needs a queue, also of wrappers. For control
     /// paths: a process in its sandbox can make no ring.
     fn read_at(&self, _offset: u64, _buffer: &mut Buffer) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    /// Returns whether storage is allocated at byte `offset`, and the number of bytes from there
+    /// with the same state: at least 1, at most `len`. `None`: that is unknown, also of wrappers. A
+    /// hole reads as zeroes. For control paths: may take as long as the file system takes.
+    fn allocation(&self, _offset: u64, _len: u64) -> Option<(Allocation, u64)> {
         None
     }
 

@@ -99,6 +99,8 @@ pub struct Backend {
     leaving: Option<Session>,
     client_interest: Interest,
     more: bool,
+    /// Whether front-ends have to wait ([`Backend::withhold`]).
+    withheld: bool,
     stats: Arc<Stats>,
     /// Eventfd that becomes readable when the volume was resized.
     resized: Option<Arc<OwnedFd>>,
@@ -153,6 +155,7 @@ impl Backend {
             leaving: None,
             client_interest: Interest::Readable,
             more: false,
+            withheld: false,
             resized: export.resized,
             tell_again: None,
             end: BackendPhase::Serving,
@@ -346,7 +349,8 @@ impl Backend {
     /// Watches the listening socket again, if a front-end may connect.
     fn listen(&mut self) {
         let receiving = self.session.as_ref().is_some_and(Session::is_receiving);
-        let closed = self.leaving.is_some() || self.intake.is_crowded() || receiving;
+        let closed =
+            self.withheld || self.leaving.is_some() || self.intake.is_crowded() || receiving;
         if closed {
             return;
         }
@@ -393,7 +397,27 @@ impl Backend {
         }
     }
 
+    /// Keeps front-ends from connecting, until [`Backend::admit_clients`]. `false`: there is one.
+    pub fn withhold(&mut self) -> bool {
+        if self.session.is_some() || self.leaving.is_some() {
+            return false;
+        }
+        self.withheld = true;
+        self.acceptor.close();
+        true
+    }
+
+    /// Lets front-ends connect again; one may be waiting.
+    pub fn admit_clients(&mut self) {
+        self.withheld = false;
+        self.listen();
+    }
+
     fn accept(&mut self) {
+        if self.withheld {
+            self.acceptor.close();
+            return;
+        }
         // The old client may have disconnected unnoticed: its remaining data is handled first.
         self.serve();
         let receiving = self.session.as_ref().is_some_and(Session::is_receiving);

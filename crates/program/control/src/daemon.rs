@@ -1,8 +1,8 @@
 //! Interface of the daemon that the server calls.
 
 use crate::api::{
-    AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace,
-    PathChange, PathState, Plan, Stats, VolumeErrors, VolumeLimits,
+    AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorChange, Export, LimitChange,
+    Namespace, NewExport, PathChange, PathState, Plan, Stats, VolumeErrors, VolumeLimits,
 };
 use crate::error::Error;
 use crate::events::EventReceiver;
@@ -76,6 +76,25 @@ pub trait Daemon: Send + Sync + 'static {
     /// # Errors
     /// There is no such namespace, or its volume cannot have that size.
     fn resize(&self, name: &str, nsid: u32, bytes: u64) -> Result<Namespace, Error>;
+
+    /// Returns all exports of disks over NBD.
+    ///
+    /// # Errors
+    /// It is not known yet: the process is starting.
+    fn exports(&self) -> Result<Vec<Export>, Error>;
+
+    /// Exports a disk over NBD.
+    ///
+    /// # Errors
+    /// There is no such disk or namespace, the socket cannot be made, or the disk is in use and the
+    /// export writable.
+    fn export(&self, export: &NewExport) -> Result<Export, Error>;
+
+    /// Ends all exports of a disk.
+    ///
+    /// # Errors
+    /// The disk has no export.
+    fn unexport(&self, disk: &str) -> Result<(), Error>;
 
     /// Changes limits and weights; returns those of the selected volumes.
     ///

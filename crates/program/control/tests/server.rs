@@ -4,8 +4,8 @@
 
 use control::api::{
     AnaChange, AnaStatus, DeviceState, DeviceStatus, Disk, DiskKind, DiskState, ErrorAction,
-    ErrorChange, EventKind, LimitChange, Namespace, PathChange, PathState, Plan, Stats,
-    VolumeErrors, VolumeLimits,
+    ErrorChange, EventKind, Export, LimitChange, Namespace, NewExport, PathChange, PathState, Plan,
+    Stats, VolumeErrors, VolumeLimits,
 };
 use control::server::{Access, Endpoint, MAX_CLIENTS, MAX_LISTENERS, RunningServer, Server};
 use control::{Client, ClientError, Daemon, Error, EventReceiver, EventSender, Received};
@@ -135,6 +135,27 @@ impl Daemon for Fake {
             bytes,
             ..namespace
         })
+    }
+
+    fn exports(&self) -> Result<Vec<Export>, Error> {
+        Ok(Vec::new())
+    }
+
+    fn export(&self, export: &NewExport) -> Result<Export, Error> {
+        self.disk(&export.disk)?;
+        Ok(Export {
+            disk: export.disk.clone(),
+            nsid: export.nsid.unwrap_or(1),
+            nbd: export.nbd.clone(),
+            writable: export.writable,
+            bytes: 1,
+            encrypted: false,
+            clients: 0,
+        })
+    }
+
+    fn unexport(&self, disk: &str) -> Result<(), Error> {
+        Err(Error::not_found(format!("\"{disk}\" has no export")))
     }
 
     fn limits(&self, change: &LimitChange) -> Result<Vec<VolumeLimits>, Error> {
@@ -413,6 +434,12 @@ fn query_socket_refuses_changes() {
         resume: true,
         ..ErrorChange::default()
     };
+    let export = NewExport {
+        disk: "a".into(),
+        nsid: None,
+        nbd: "unix:/x".into(),
+        writable: false,
+    };
     for (what, refused) in [
         (
             "add",
@@ -424,6 +451,8 @@ fn query_socket_refuses_changes() {
         ("attach", client.attach("a", &table).map(drop)),
         ("detach", client.detach("a", 1)),
         ("resize", client.resize("a", 1, 1).map(drop)),
+        ("export", client.export(&export).map(drop)),
+        ("unexport", client.unexport("a")),
         ("limits", client.limits(&change).map(drop)),
         ("path", client.paths(&path).map(drop)),
         ("on-error", client.on_error(&on_error).map(drop)),

@@ -11,6 +11,7 @@
 pub mod api;
 pub mod check;
 pub mod confine;
+mod export;
 mod front;
 pub mod keep;
 pub mod log;

@@ -19,8 +19,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::io::SharedObject;
 use crate::traits::DormantLayer;
 use crate::{
-    AtomicWrites, Completion, FastPath, Info, Io, IoError, Op, OpenQueue, QueueState, Request,
-    Volume, VolumeError, VolumeQueue,
+    Allocation, AtomicWrites, Completion, FastPath, Info, Io, IoError, Op, OpenQueue, QueueState,
+    Request, Volume, VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
 use group::{FairShare, Group};
@@ -225,6 +225,10 @@ impl Volume for FairVolume {
 
     fn inner(&self) -> Option<&dyn Volume> {
         Some(&*self.volume)
+    }
+
+    fn allocation(&self, offset: u64, len: u64) -> Option<(Allocation, u64)> {
+        self.volume.allocation(offset, len)
     }
 
     fn share(&self) -> Option<ShareHandle> {

@@ -16,8 +16,8 @@ use crate::io::job::Abilities;
 use crate::io::ring::{Alignment, Ring, RingFile};
 use crate::request::{MAX_INLINE_BYTES, check_data, check_range};
 use crate::{
-    AtomicWrites, Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op,
-    OpenQueue, QueueState, RangeCopy, Request, Volume, VolumeError, VolumeQueue,
+    Allocation, AtomicWrites, Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind,
+    Op, OpenQueue, QueueState, RangeCopy, Request, Volume, VolumeError, VolumeQueue,
 };
 pub use copy::{CopiedBytes, CopyRequest, CopySource, FileCopy};
 use copy::{Copier, Copies};
@@ -509,6 +509,14 @@ impl Volume for FileVolume {
         let shared = &*self.shared;
         let unit = u64::from(shared.block_size);
         Some(threads::read(shared.fd.as_fd(), buffer, offset, unit))
+    }
+
+    fn allocation(&self, offset: u64, len: u64) -> Option<(Allocation, u64)> {
+        let shared = &*self.shared;
+        if shared.device {
+            return None;
+        }
+        open::allocation(shared.fd.as_fd(), offset, len)
     }
 
     fn resize(&self, bytes: u64) -> Result<(), VolumeError> {

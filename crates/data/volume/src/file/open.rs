@@ -7,7 +7,7 @@ use super::format::{self, HeadKind};
 use super::sys;
 use super::{Direct, FileOptions, Format};
 use crate::io::ring::Alignment;
-use crate::{AtomicWrites, VolumeError};
+use crate::{Allocation, AtomicWrites, VolumeError};
 use dma::Buffer;
 use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
@@ -220,6 +220,27 @@ pub(super) fn size(path: &Path, fd: BorrowedFd<'_>, device: bool) -> Result<u64,
         let stat = fs::fstat(fd).map_err(unknown)?;
         Ok(u64::try_from(stat.st_size).unwrap_or(0))
     }
+}
+
+/// Returns the state of a file at `offset` and the number of bytes from there that have it, at most
+/// `len`. `None`: the file system does not say.
+pub(super) fn allocation(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Option<(Allocation, u64)> {
+    // The descriptor's position is used here and for the size alone.
+    let data = match fs::seek(fd, SeekFrom::Data(offset)) {
+        Ok(data) => data,
+        // No data up to the end of the file.
+        Err(Errno::NXIO) => return Some((Allocation::Hole, len.max(1))),
+        Err(_) => return None,
+    };
+    let (state, end) = if data > offset {
+        (Allocation::Hole, data)
+    } else {
+        let hole = fs::seek(fd, SeekFrom::Hole(offset)).ok()?;
+        (Allocation::Data, hole)
+    };
+    // A file that changes meanwhile may have no such range any more.
+    let run = end.checked_sub(offset).filter(|run| *run > 0)?;
+    Some((state, run.min(len)))
 }
 
 /// Returns the size of a file or device, as far as it is known without waiting for a FUSE file

@@ -13,8 +13,8 @@ mod bucket;
 use crate::clock::{Clock, SystemClock};
 use crate::traits::DormantLayer;
 use crate::{
-    AtomicWrites, Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState,
-    RangeCopy, Request, Volume, VolumeError, VolumeQueue, Wake,
+    Allocation, AtomicWrites, Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue,
+    QueueState, RangeCopy, Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 use bucket::{Bucket, PER_NANOSECOND};
 use dma::{SegmentList, View};
@@ -296,6 +296,10 @@ impl Volume for LimitVolume {
 
     fn inner(&self) -> Option<&dyn Volume> {
         Some(&*self.volume)
+    }
+
+    fn allocation(&self, offset: u64, len: u64) -> Option<(Allocation, u64)> {
+        self.volume.allocation(offset, len)
     }
 
     fn limits(&self) -> Option<LimitHandle> {

@@ -15,7 +15,8 @@ mod held;
 
 use crate::clock::{Clock, SystemClock};
 use crate::{
-    AtomicWrites, Completion, Info, Io, IoError, IoErrorKind, Op, OpenQueue, Request, Volume,
+    Allocation, AtomicWrites, Completion, Info, Io, IoError, IoErrorKind, Op, OpenQueue, Request,
+    Volume,
 };
 use crate::{VolumeError, limit::MAX_SLEEP};
 pub(crate) use held::QueuePolicy;
@@ -346,6 +347,10 @@ impl Volume for OnErrorVolume {
 
     fn inner(&self) -> Option<&dyn Volume> {
         Some(&*self.volume)
+    }
+
+    fn allocation(&self, offset: u64, len: u64) -> Option<(Allocation, u64)> {
+        self.volume.allocation(offset, len)
     }
 
     fn on_error(&self) -> Option<OnErrorHandle> {

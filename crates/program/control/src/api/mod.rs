@@ -6,6 +6,7 @@ mod ana;
 mod device;
 mod disk;
 mod event;
+mod export;
 mod limits;
 mod on_error;
 mod path;
@@ -19,6 +20,7 @@ pub use disk::{
     TroubleState,
 };
 pub use event::{Event, EventKind};
+pub use export::{Export, NewExport};
 pub use limits::{LimitChange, VolumeLimits};
 pub use on_error::{ErrorAction, ErrorChange, VolumeErrors};
 pub use path::{PathChange, PathChoice, PathState};

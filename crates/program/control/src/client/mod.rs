@@ -7,8 +7,9 @@ mod io;
 pub use error::ClientError;
 
 use crate::api::{
-    AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorBody, ErrorChange, LimitChange,
-    Namespace, NewDisk, PathChange, PathState, Plan, Resize, Stats, VolumeErrors, VolumeLimits,
+    AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorBody, ErrorChange, Export,
+    LimitChange, Namespace, NewDisk, NewExport, PathChange, PathState, Plan, Resize, Stats,
+    VolumeErrors, VolumeLimits,
 };
 use crate::events::Received;
 use bytes::Bytes;
@@ -159,6 +160,32 @@ impl Client {
         let path = format!("/v1/disks/{}/namespaces/{nsid}", encoded(name));
         self.change(Method::PATCH, &path, Some(&Resize { bytes }))?
             .json()
+    }
+
+    /// Returns all exports of disks over NBD.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn exports(&self) -> Result<Vec<Export>, ClientError> {
+        self.get("/v1/exports")
+    }
+
+    /// Exports a disk over NBD.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn export(&self, export: &NewExport) -> Result<Export, ClientError> {
+        self.change(Method::POST, "/v1/exports", Some(export))?
+            .json()
+    }
+
+    /// Ends all exports of a disk.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn unexport(&self, disk: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/exports/{}", encoded(disk));
+        self.change(Method::DELETE, &path, None::<&()>).map(drop)
     }
 
     /// Changes limits, or asks for them; answers those of the volumes that were meant.

@@ -3,8 +3,9 @@
 use super::openapi;
 use super::route::{Arguments, Reply};
 use crate::api::{
-    AnaChange, AnaStatus, DeviceStatus, Disk, ErrorBody, ErrorChange, LimitChange, Namespace,
-    NewDisk, PathChange, PathState, Plan, Resize, Stats, VolumeErrors, VolumeLimits,
+    AnaChange, AnaStatus, DeviceStatus, Disk, ErrorBody, ErrorChange, Export, LimitChange,
+    Namespace, NewDisk, NewExport, PathChange, PathState, Plan, Resize, Stats, VolumeErrors,
+    VolumeLimits,
 };
 use crate::daemon::Daemon;
 use crate::error::Error;
@@ -161,6 +162,48 @@ pub(super) fn resize(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     let Resize { bytes } = arguments.json()?;
     let namespace = daemon.resize(arguments.path("name"), arguments.nsid()?, bytes)?;
     Reply::json(&namespace)
+}
+
+/// List exports
+#[utoipa::path(get, path = "/v1/exports", tag = "exports", responses(
+    (status = 200, body = Vec<Export>, description = "Exports, sorted by disk"),
+    (status = 503, body = ErrorBody, description = "The process is starting: retry later"),
+))]
+pub(super) fn list_exports(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
+    Reply::json(&daemon.exports()?)
+}
+
+/// Export a disk over NBD
+///
+/// A read-only export shows the disk as it is at the moment of each read. A writable export needs a
+/// disk without a client, and keeps clients from connecting to it. Exports end with the process.
+#[utoipa::path(post, path = "/v1/exports", tag = "exports", request_body = NewExport, responses(
+    (status = 201, body = Export, description = "The disk is exported"),
+    (status = 400, body = ErrorBody, description = "The address is invalid or not allowed"),
+    (status = 404, body = ErrorBody, description = "No such disk or namespace"),
+    (status = 409, body = ErrorBody, description = "Disk or socket is in use"),
+    (status = 500, body = ErrorBody, description =
+        "The export could not be made for another reason"),
+    (status = 501, body = ErrorBody, description = "This process cannot export disks"),
+))]
+pub(super) fn export(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
+    let export: NewExport = arguments.json()?;
+    Ok(Reply::json(&daemon.export(&export)?)?.with(StatusCode::CREATED))
+}
+
+/// End the exports of a disk
+///
+/// Clients are disconnected, and sockets removed.
+#[utoipa::path(delete, path = "/v1/exports/{name}", tag = "exports",
+    params(("name" = String, Path, description = "Name of the disk")),
+    responses(
+        (status = 204, description = "The exports have ended"),
+        (status = 404, body = ErrorBody, description = "The disk has no export"),
+    ),
+)]
+pub(super) fn unexport(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
+    daemon.unexport(arguments.path("name"))?;
+    Ok(Reply::done())
 }
 
 /// Apply a configuration

@@ -189,6 +189,7 @@ pub(super) static ROUTES: &[Route] = &[
     get("/v1/config", calls::save),
     get("/v1/disks", calls::list),
     get("/v1/disks/{name}", calls::show),
+    get("/v1/exports", calls::list_exports),
     get("/v1/limits", calls::list_limits),
     get("/v1/on-error", calls::list_on_error),
     get("/v1/paths", calls::list_paths),
@@ -213,6 +214,8 @@ pub(super) static ROUTES: &[Route] = &[
         calls::resize,
     )
     .with_body(),
+    change(Method::Post, "/v1/exports", calls::export).with_body(),
+    change(Method::Delete, "/v1/exports/{name}", calls::unexport),
     change(Method::Post, "/v1/apply", calls::apply)
         .with_body()
         .with_query(&["dry-run"]),

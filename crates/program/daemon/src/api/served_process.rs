@@ -3,8 +3,8 @@
 use crate::manage::Manager;
 use crate::open::devices::Action;
 use control::api::{
-    AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace,
-    PathChange, PathState, Plan, Stats, VolumeErrors, VolumeLimits,
+    AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorChange, Export, LimitChange,
+    Namespace, NewExport, PathChange, PathState, Plan, Stats, VolumeErrors, VolumeLimits,
 };
 use control::{Daemon, Error, EventReceiver};
 use keeper::UpgradeError;
@@ -99,6 +99,18 @@ impl Daemon for ServedProcess {
 
     fn resize(&self, name: &str, nsid: u32, bytes: u64) -> Result<Namespace, Error> {
         self.changing()?.resize(name, nsid, bytes)
+    }
+
+    fn exports(&self) -> Result<Vec<Export>, Error> {
+        Ok(self.started()?.exports())
+    }
+
+    fn export(&self, export: &NewExport) -> Result<Export, Error> {
+        self.changing()?.export(export)
+    }
+
+    fn unexport(&self, disk: &str) -> Result<(), Error> {
+        self.started()?.unexport(disk)
     }
 
     fn limits(&self, change: &LimitChange) -> Result<Vec<VolumeLimits>, Error> {

@@ -29,6 +29,22 @@ impl NvmeFront {
         true
     }
 
+    /// Keeps clients from connecting. `false`: there is a client.
+    pub fn withhold(&mut self) -> bool {
+        if self.connection.is_some() {
+            return false;
+        }
+        self.withheld = true;
+        self.listen(false);
+        true
+    }
+
+    /// Lets clients connect again; one may be waiting.
+    pub fn admit_clients(&mut self) {
+        self.withheld = false;
+        self.listen(!self.intake.is_crowded() && !self.is_receiving());
+    }
+
     /// Returns the path of the socket on which the controller's clients connect.
     fn socket(&self) -> &Path {
         self.acceptor.listener().path()
@@ -51,6 +67,10 @@ impl NvmeFront {
 
     /// Accepts a client that waits at the listening socket.
     pub(super) fn accept(&mut self) {
+        if self.withheld {
+            self.listen(false);
+            return;
+        }
         // The old client's disconnection may not have been noticed yet.
         self.serve();
         if self.intake.is_crowded() || self.is_receiving() {
@@ -154,7 +174,7 @@ impl NvmeFront {
 
     /// Starts or stops watching the listening socket for clients.
     pub(super) fn listen(&mut self, wanted: bool) {
-        if wanted {
+        if wanted && !self.withheld {
             let opened = self.acceptor.open(Instant::now());
             self.say_closed(opened);
         } else {

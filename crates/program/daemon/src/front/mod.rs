@@ -18,6 +18,7 @@ pub use nvme_tcp::{NvmeTcpHost, NvmeTcpListener};
 pub use remote::Remote;
 pub use vhost_blk::VhostBlk;
 
+use crate::export::Pump;
 use crate::parts;
 use rustix::net::UCred;
 use std::any::Any;
@@ -37,6 +38,8 @@ pub enum Front {
     NvmeTcpHost(Box<NvmeTcpHost>),
     /// Queue of a ublk block device.
     Ublk(Box<parts::ublk::Queue>),
+    /// Requests of the clients of an export over NBD.
+    Export(Box<Pump>),
 }
 
 /// Error with which a front-end has ended.
@@ -69,7 +72,7 @@ impl Front {
             Self::Nvme(front) => Some(Box::new(front.into_remains())),
             Self::VhostBlk(front) => Some(Box::new(front.into_remains())),
             Self::NvmeTcpListener(front) => Some(Box::new(front.into_remains())),
-            Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) => None,
+            Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) | Self::Export(_) => None,
         }
     }
 
@@ -80,7 +83,26 @@ impl Front {
             Self::Nvme(front) => front.has_client().then(|| front.client()),
             Self::VhostBlk(front) => front.has_client().then(|| front.client()),
             Self::NvmeTcpListener(front) => front.has_client().then_some(None),
-            Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) => Some(None),
+            Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) | Self::Export(_) => Some(None),
+        }
+    }
+
+    /// Keeps clients from connecting, until [`Front::admit_clients`]. `false`: the front-end has a
+    /// client, or is of a kind that cannot wait.
+    pub fn withhold(&mut self) -> bool {
+        match self {
+            Self::Nvme(front) => front.withhold(),
+            Self::VhostBlk(front) => front.withhold(),
+            _ => false,
+        }
+    }
+
+    /// Ends [`Front::withhold`].
+    pub fn admit_clients(&mut self) {
+        match self {
+            Self::Nvme(front) => front.admit_clients(),
+            Self::VhostBlk(front) => front.admit_clients(),
+            _ => {}
         }
     }
 
@@ -90,11 +112,15 @@ impl Front {
         match self {
             Self::Nvme(front) => front.dismiss(),
             Self::NvmeTcpListener(front) => front.dismiss(),
-            Self::VhostBlk(_) | Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) => {}
+            Self::VhostBlk(_)
+            | Self::Remote(_)
+            | Self::NvmeTcpHost(_)
+            | Self::Ublk(_)
+            | Self::Export(_) => {}
         }
     }
 }
 
 worker::frontend_enum! {
-    Front, FrontError: Nvme, Remote, VhostBlk, NvmeTcpListener, NvmeTcpHost, Ublk
+    Front, FrontError: Nvme, Remote, VhostBlk, NvmeTcpListener, NvmeTcpHost, Ublk, Export
 }

@@ -88,6 +88,8 @@ pub struct NvmeFront {
     pub(super) connection: Option<Connection>,
     /// Whether any client was connected since the doorbell page was created.
     pub(super) had_client: bool,
+    /// Whether clients have to wait ([`NvmeFront::withhold`]).
+    pub(super) withheld: bool,
     /// State that survives this process; `None` without a keeper.
     pub(super) survival: Option<FrontSurvival>,
     /// Events for which the client's socket is watched in the epoll set.
@@ -164,6 +166,7 @@ impl NvmeFront {
             intake,
             descriptors,
             connection: None,
+            withheld: false,
             had_client: false,
             survival,
             resized,

@@ -15,7 +15,9 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
-use volume::{AtomicWrites, Info, Io, IoError, MemoryPlace, OpenQueue, Volume, VolumeError};
+use volume::{
+    Allocation, AtomicWrites, Info, Io, IoError, MemoryPlace, OpenQueue, Volume, VolumeError,
+};
 
 /// Prefix of the names of volumes' bytes and of reservations; a digest of the disk's name and the
 /// NSID follows.
@@ -248,6 +250,10 @@ impl Volume for KeptVolume {
     /// Returns the promise of the inner volume: nothing is done for a request.
     fn atomic_writes(&self) -> AtomicWrites {
         self.inner.atomic_writes()
+    }
+
+    fn allocation(&self, offset: u64, len: u64) -> Option<(Allocation, u64)> {
+        self.inner.allocation(offset, len)
     }
 
     fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {

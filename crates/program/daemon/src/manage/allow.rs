@@ -259,7 +259,7 @@ impl Allow {
         )))
     }
 
-    fn check_path(&self, path: &Path) -> Result<(), Error> {
+    pub(super) fn check_path(&self, path: &Path) -> Result<(), Error> {
         let Some(places) = &self.places else {
             return Ok(());
         };

@@ -115,7 +115,7 @@ impl Manager {
     }
 
     /// Returns whether another process may write the volume of the disk with this socket.
-    fn is_incoming(&self, socket: Option<&Path>) -> bool {
+    pub(super) fn is_incoming(&self, socket: Option<&Path>) -> bool {
         socket.is_some_and(|socket| self.worker_context.registry.is_incoming(socket))
     }
 

@@ -246,6 +246,7 @@ impl Manager {
             }
         }
         let intent = self.intend(&name, Next::Gone)?;
+        self.exports.end(&name, None);
         // Other disks of its subsystem go on with them.
         let volumes = if taken.spec.is_in_subsystem() {
             Vec::new()

@@ -11,6 +11,7 @@ mod ana;
 mod api;
 mod bounded;
 mod change;
+mod exports;
 mod namespaces;
 mod plan;
 mod refused;
@@ -36,6 +37,7 @@ use config::disk::DiskSpec;
 use config::spec::ProcessSpec;
 use control::Error;
 use control::api::{DiskKind, EventKind};
+use exports::Exports;
 use state::Recorded;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -61,6 +63,8 @@ pub struct Manager {
     setting: Mutex<()>,
     /// Disks of the configuration file as it was read last, by name.
     file: Mutex<BTreeMap<String, DiskSpec>>,
+    /// Exports of disks over NBD.
+    exports: Exports,
     /// Last written records of the served disks; locked while a record is written.
     recorded: Mutex<Recorded>,
 }
@@ -84,6 +88,7 @@ impl Manager {
             alone: Mutex::default(),
             setting: Mutex::default(),
             file: Mutex::new(daemon.file),
+            exports: Exports::default(),
             recorded: Mutex::default(),
             worker_context,
         })

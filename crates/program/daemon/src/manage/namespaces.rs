@@ -180,6 +180,7 @@ impl Manager {
         disk.namespaces.retain(|ns| ns.nsid != Some(nsid));
         let intent = self.intend(&name, Next::As(Box::new(next.clone())))?;
         crash::point!("vnvme.detach.recorded");
+        self.exports.end(&name, Some(nsid));
         let (gone, left) = std::mem::take(&mut taken.running.volumes)
             .into_iter()
             .partition::<Vec<_>, _>(|(id, _)| *id == nsid);

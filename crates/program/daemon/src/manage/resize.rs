@@ -10,7 +10,7 @@ use control::api::EventKind;
 use std::sync::Arc;
 
 /// Names the table of a namespace that is made for its size, if it has one.
-fn fixed_by(disk: &DiskSpec, nsid: u32) -> Option<&'static str> {
+pub(super) fn fixed_by(disk: &DiskSpec, nsid: u32) -> Option<&'static str> {
     let (_, namespace) = disk.numbered().find(|(id, _)| *id == nsid)?;
     let zones = namespace.zone_size.is_some().then_some("zones");
     let has_metadata = namespace.metadata.is_some() || namespace.metadata_size.is_some();

@@ -720,6 +720,7 @@ fn serve_opened(
             manager.alive(|interval| !watch.all_stuck(interval));
         });
         manager.stopping();
+        managed.close_exports();
         worker_context.receiver.shut();
         let limit = worker_context.options.polling.stop_timeout;
         match ends.wait(count, workers, limit, || stop.now(), &mut watch) {

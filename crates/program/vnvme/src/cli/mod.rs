@@ -8,6 +8,7 @@ mod devices;
 mod disks;
 mod events;
 mod explain;
+mod export;
 mod given;
 pub mod instances;
 mod limits;
@@ -32,6 +33,7 @@ use self::devices::{ResumeArgs, SuspendArgs};
 use self::disks::{AcceptArgs, AddArgs, ListArgs, RemoveArgs, ShowArgs};
 use self::events::EventsArgs;
 pub use self::explain::explain;
+use self::export::{ExportArgs, ExportsArgs, UnexportArgs};
 use self::limits::LimitsArgs;
 use self::metrics::MetricsArgs;
 use self::namespaces::{AttachArgs, DetachArgs, ResizeArgs};
@@ -119,6 +121,12 @@ enum Command {
     Detach(DetachArgs),
     /// Resize a disk and its volume
     Resize(ResizeArgs),
+    /// Export a disk over NBD, for a backup or to restore it
+    Export(ExportArgs),
+    /// List exports
+    Exports(ExportsArgs),
+    /// End the exports of a disk
+    Unexport(UnexportArgs),
     /// Show or change limits and weights of volumes
     Limits(Box<LimitsArgs>),
     /// Show or change the error policy of volumes: report errors to the guest, retry, or stop until
@@ -326,6 +334,9 @@ impl Cli {
             Command::Attach(args) => args.run(),
             Command::Detach(args) => args.run(),
             Command::Resize(args) => args.run(),
+            Command::Export(args) => args.run(),
+            Command::Exports(args) => args.run(),
+            Command::Unexport(args) => args.run(),
             Command::Limits(args) => args.run(),
             Command::OnError(args) => args.run(),
             Command::Path(args) => args.run(),

@@ -22,6 +22,7 @@ mod direct;
 mod disks;
 mod encryption;
 mod errors;
+mod export;
 mod failure_domains;
 mod fairness;
 mod first_writes;

@@ -6,9 +6,9 @@ mod in_flight;
 mod received;
 mod reply;
 mod request;
-pub mod wire;
 
 pub use handshake::{Export, HandshakeError, negotiate};
 pub use in_flight::{InFlight, InFlightRequest, RequestInfo};
+pub use nbd_protocol::wire;
 pub use reply::{Event, Expected, Replies, Violation};
 pub use request::Command;

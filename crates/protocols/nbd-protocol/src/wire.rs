@@ -45,24 +45,40 @@ pub mod export_flags {
 pub mod option {
     /// Handshake option NBD_OPT_EXPORT_NAME, which selects an export and ends the handshake.
     pub const EXPORT_NAME: u32 = 1;
+    /// Handshake option NBD_OPT_ABORT, which ends the connection.
+    pub const ABORT: u32 = 2;
+    /// Handshake option NBD_OPT_LIST, which asks for the names of all exports.
+    pub const LIST: u32 = 3;
+    /// Handshake option NBD_OPT_INFO, which asks for the properties of an export.
+    pub const INFO: u32 = 6;
     /// Handshake option NBD_OPT_GO, which selects an export and reports errors.
     pub const GO: u32 = 7;
     /// Handshake option NBD_OPT_STRUCTURED_REPLY, which enables structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
+    /// Handshake option NBD_OPT_LIST_META_CONTEXT, which asks for metadata contexts.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Handshake option NBD_OPT_SET_META_CONTEXT, which selects metadata contexts.
+    pub const SET_META_CONTEXT: u32 = 10;
 }
 
 /// Types of a server's replies to handshake options.
 pub mod option_reply {
     /// Reply type NBD_REP_ACK: the option has succeeded.
     pub const ACK: u32 = 1;
+    /// Reply type NBD_REP_SERVER: the name of an export.
+    pub const SERVER: u32 = 2;
     /// Reply type NBD_REP_INFO: information about the export.
     pub const INFO: u32 = 3;
+    /// Reply type NBD_REP_META_CONTEXT: a metadata context of the export.
+    pub const META_CONTEXT: u32 = 4;
     /// Bit that is set in the types of all error replies.
     pub const ERROR: u32 = 1 << 31;
     /// Error reply NBD_REP_ERR_UNSUP: the server does not know the option.
     pub const UNSUPPORTED: u32 = ERROR | 1;
     /// Error reply NBD_REP_ERR_POLICY: the server's configuration forbids the option.
     pub const POLICY: u32 = ERROR | 2;
+    /// Error reply NBD_REP_ERR_INVALID: the option's data is malformed.
+    pub const INVALID: u32 = ERROR | 3;
     /// Error reply NBD_REP_ERR_TLS_REQD: the server requires TLS.
     pub const TLS_REQUIRED: u32 = ERROR | 5;
     /// Error reply NBD_REP_ERR_UNKNOWN: the export does not exist.
@@ -73,6 +89,10 @@ pub mod option_reply {
 pub mod info {
     /// Information type NBD_INFO_EXPORT: size and transmission flags of the export.
     pub const EXPORT: u16 = 0;
+    /// Information type NBD_INFO_NAME: the export's canonical name.
+    pub const NAME: u16 = 1;
+    /// Information type NBD_INFO_DESCRIPTION: a description of the export for people.
+    pub const DESCRIPTION: u16 = 2;
     /// Information type NBD_INFO_BLOCK_SIZE: minimum, preferred and maximum block size.
     pub const BLOCK_SIZE: u16 = 3;
 }
@@ -91,10 +111,24 @@ pub mod command {
     pub const TRIM: u16 = 4;
     /// Command NBD_CMD_WRITE_ZEROES.
     pub const WRITE_ZEROES: u16 = 6;
+    /// Command NBD_CMD_BLOCK_STATUS, which asks for the state of a range in the metadata contexts.
+    pub const BLOCK_STATUS: u16 = 7;
     /// Command flag NBD_CMD_FLAG_FUA: the changes are durable before the reply.
     pub const FUA: u16 = 1;
     /// Command flag NBD_CMD_FLAG_NO_HOLE: a zeroed range stays allocated.
     pub const NO_HOLE: u16 = 1 << 1;
+    /// Command flag NBD_CMD_FLAG_REQ_ONE: the reply has one extent for each metadata context.
+    pub const REQ_ONE: u16 = 1 << 3;
+}
+
+/// Flags of an extent in the metadata context `base:allocation`.
+pub mod allocation {
+    /// Name of the metadata context.
+    pub const CONTEXT: &str = "base:allocation";
+    /// NBD_STATE_HOLE: no storage is allocated for the extent.
+    pub const HOLE: u32 = 1;
+    /// NBD_STATE_ZERO: the extent reads as zeroes.
+    pub const ZERO: u32 = 1 << 1;
 }
 
 /// Chunk types and chunk flags of structured replies.
@@ -107,16 +141,28 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     /// Chunk type NBD_REPLY_TYPE_OFFSET_HOLE: a range of zeroes.
     pub const OFFSET_HOLE: u16 = 2;
+    /// Chunk type NBD_REPLY_TYPE_BLOCK_STATUS: extents in a metadata context.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// Chunk type NBD_REPLY_TYPE_ERROR: the request has failed.
+    pub const REQUEST_ERROR: u16 = ERROR | 1;
     /// Bit that is set in all chunk types for errors.
     pub const ERROR: u16 = 1 << 15;
 }
 
+/// Error code NBD_EPERM: the export is read-only.
+pub const EPERM: u32 = 1;
+/// Error code NBD_EIO: the storage has failed.
+pub const EIO: u32 = 5;
 /// Error code NBD_ENOMEM: the server has too little memory.
 pub const ENOMEM: i32 = 12;
 /// Error code NBD_EINVAL: the request is invalid.
 pub const EINVAL: i32 = 22;
+/// Error code NBD_ENOSPC: the storage is full.
+pub const ENOSPC: u32 = 28;
 /// Error code NBD_EOVERFLOW: the reply would be too large.
 pub const EOVERFLOW: i32 = 75;
+/// Error code NBD_ENOTSUP: the request is valid but not supported.
+pub const ENOTSUP: u32 = 95;
 /// Error code NBD_ESHUTDOWN, which a server sends while it shuts down.
 pub const ESHUTDOWN: u32 = 108;
 
