@@ -35,6 +35,7 @@ mod keeper;
 mod keeper_ends;
 mod lifecycle;
 mod limits;
+mod live_migration;
 mod manage;
 mod mapping;
 mod memory;
