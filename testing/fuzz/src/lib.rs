@@ -13,6 +13,7 @@ pub mod fabrics_target;
 pub mod gpt;
 pub mod luks;
 pub mod mediate;
+pub mod migration;
 pub mod nbd;
 pub mod nbd_server;
 pub mod nvme_tcp;
@@ -42,6 +43,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("qcow2", qcow2::qcow2),
     ("reservations", reservations::reservations),
     ("restart", restart::restart),
+    ("migration", migration::migration),
     ("nvme_tcp", nvme_tcp::nvme_tcp),
     ("fabrics_target", fabrics_target::fabrics_target),
 ];

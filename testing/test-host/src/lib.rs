@@ -7,6 +7,7 @@
 //!   [`prps`].
 //! - [`Link`]: registers and configuration space over vfio-user.
 //! - [`Host`]: all of these together, one command after the other or many at once.
+//! - [`vmm`]: a VMM that moves a guest from one server to another.
 //!
 //! Functions fail, and do not panic, when the server, guest memory, CSTS or a completion is not
 //! there. An error's cause may be a `vfio_user::client::ClientError`.
@@ -22,6 +23,7 @@ mod link;
 mod memory;
 mod prp;
 mod queue;
+pub mod vmm;
 
 pub use entry::{Command, Completion};
 pub use host::Host;

@@ -54,6 +54,7 @@ mod cache;
 #[allow(unsafe_code)]
 mod cells;
 mod device;
+mod dirty;
 #[allow(unsafe_code)]
 pub mod dumps;
 mod epoch;

@@ -1,9 +1,10 @@
 //! IOVA windows of a device, in one worker's view.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::DeviceMemory;
+use crate::dirty::DirtyLog;
 use crate::epoch::Epochs;
 use crate::list::Inner;
 use crate::memories::Memories;
@@ -146,6 +147,8 @@ pub struct DmaMap {
     /// so that a hit needs no check of the window's access rights.
     readable: Cell<Recent>,
     writable: Cell<Recent>,
+    /// Log of written pages, if the guest migrates. `writable` is then empty.
+    dirty: RefCell<Option<Box<DirtyLog>>>,
 }
 
 impl Default for DmaMap {
@@ -167,6 +170,7 @@ impl DmaMap {
             replace: Cell::new(0),
             readable: Cell::new(Recent::NONE),
             writable: Cell::new(Recent::NONE),
+            dirty: RefCell::default(),
         }
     }
 
@@ -348,6 +352,48 @@ impl DmaMap {
             None => Ok(()),
             Some(device) => device.unmixed(list),
         }
+    }
+
+    /// Begins to log the pages that are translated for writing. A log that is on already starts
+    /// anew. Commands that are outstanding at this call are not in the log: the log is complete
+    /// once [`DmaMap::quiesced`] returns `true`. Rings and cells that were resolved before are not
+    /// logged either, see [`DmaMap::note_written`].
+    pub fn start_dirty_log(&mut self) {
+        *self.dirty.get_mut() = Some(Box::default());
+        self.writable.set(Recent::NONE);
+        self.fence();
+    }
+
+    /// Ends the log of written pages.
+    pub fn stop_dirty_log(&mut self) {
+        *self.dirty.get_mut() = None;
+    }
+
+    /// Returns whether written pages are logged.
+    pub fn is_logging(&self) -> bool {
+        self.dirty.borrow().is_some()
+    }
+
+    /// Logs pages that were written by other means than a translation, if the log is on.
+    pub fn note_written(&mut self, iova: u64, len: u64) {
+        if let Some(log) = self.dirty.get_mut() {
+            log.mark_written(iova, len);
+        }
+    }
+
+    /// Removes the pages of an address range from the log, and calls `each` with the address of
+    /// every one, in order. A page is reported once all commands have ended that may have written
+    /// it, so that a copy of it that is made now is complete.
+    pub fn take_dirty(&mut self, iova: u64, len: u64, each: &mut dyn FnMut(u64)) {
+        let (Some(log), Ok(last)) = (self.dirty.get_mut(), last(iova, len)) else {
+            return;
+        };
+        let epochs = RefCell::new(&mut self.epochs);
+        log.settle(
+            || epochs.borrow().quiesced(),
+            || epochs.borrow_mut().retire(Vec::new()),
+        );
+        log.take(iova, last, each);
     }
 
     /// Returns the number of changes; rings and caches that were resolved at a different value must
@@ -665,18 +711,27 @@ impl DmaMap {
         let Cached {
             start, len, host, ..
         } = *cached;
+        let offset = iova - start;
+        let run = Run {
+            ptr: host.wrapping_add(offset as usize),
+            len: len - offset,
+            slot,
+        };
+        if access == Access::Write
+            && let Some(log) = self.dirty.borrow_mut().as_mut()
+        {
+            log.mark(iova);
+            // The next page is marked by a translation of its own.
+            let len = run.len.min(PAGE - iova % PAGE);
+            return Ok(Run { len, ..run });
+        }
         self.recent(access).set(Recent {
             start,
             len,
             host,
             slot,
         });
-        let offset = iova - start;
-        Ok(Run {
-            ptr: host.wrapping_add(offset as usize),
-            len: len - offset,
-            slot,
-        })
+        Ok(run)
     }
 
     fn changed(&mut self) {

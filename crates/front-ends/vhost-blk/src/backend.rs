@@ -3,7 +3,6 @@
 use crate::disk::{Disk, DiskOptions, MAX_QUEUES, is_flush};
 use crate::error::{ClientError, Error};
 use crate::memory::{Attach, GuestMemory};
-use crate::ownership::Change;
 use crate::session::{Session, SessionStatus};
 use crate::stats::Stats;
 use crate::wire::MAX_FDS;
@@ -19,7 +18,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use sync::readiness;
 use tracing::Span;
-use volume::{Budget, Completion, PinPace, Volume};
+use volume::{Budget, Change, Completion, PinPace, Volume};
 use worker::{Acceptor, ConnectRate, Context, Descriptors, Frontend, Interest};
 
 /// Pause before a front-end with a full channel is notified of a new size again.

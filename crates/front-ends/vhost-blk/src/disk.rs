@@ -1,7 +1,6 @@
 //! Volume and guest-visible properties, shared by all queues of an export.
 
 use crate::error::Error;
-use crate::ownership::Ownership;
 use crate::request::{RequestLimits, VolumeOperation};
 use crate::stats::Stats;
 use crate::virtio::{ID_BYTES, SECTOR, Shape, feature};
@@ -11,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use volume::{Completion, Info, Io, IoError, Op, OpenQueue, Request, Volume, Wake};
+use volume::{Completion, Info, Io, IoError, Op, OpenQueue, Ownership, Request, Volume, Wake};
 use zerocopy::IntoBytes;
 
 /// Maximum number of request queues, because a queue's index is one byte.
@@ -151,8 +150,9 @@ impl Disk {
             block_size,
         };
         let queue = volume.open(&io)?;
-        let handles = (waker.clone(), stats.clone());
-        let ownership = Ownership::new(volume.clone(), options.lock_timeout, handles);
+        let incoming = stats.incoming.clone();
+        let timeout = options.lock_timeout;
+        let ownership = Ownership::new(volume.clone(), timeout, waker.clone(), incoming);
         let mut disk = Disk {
             ownership,
             volume,

@@ -73,7 +73,6 @@ mod inflight;
 mod log;
 mod memory;
 mod messages;
-mod ownership;
 mod pins;
 mod plain;
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub struct Stats {
     /// Number of requests of an earlier connection that were started again.
     pub resubmitted: Counter,
     connected: AtomicBool,
-    incoming: AtomicBool,
+    pub(crate) incoming: Arc<AtomicBool>,
     /// Span that identifies the export in log lines.
     pub(crate) span: Span,
     /// Limit for log lines that a client or a guest can cause.
@@ -64,7 +64,7 @@ impl Stats {
             accepts,
             resubmitted: Counter::default(),
             connected: AtomicBool::new(false),
-            incoming: AtomicBool::new(false),
+            incoming: Arc::default(),
             span,
             log: LogLimits::default(),
             accept_log: LogLimit::new(1, Duration::from_secs(10)),
@@ -81,10 +81,6 @@ impl Stats {
     /// has handed it over.
     pub fn is_incoming(&self) -> bool {
         self.incoming.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_incoming(&self, incoming: bool) {
-        self.incoming.store(incoming, Ordering::Relaxed);
     }
 
     pub(crate) fn set_connected(&self, connected: bool) {

@@ -122,8 +122,8 @@ pub use remote::{RemoteEngine, RemoteEngineSetup};
 pub use stats::{ControllerStats, Counter, EarlierIo, IoStats, QueueStats};
 pub use subsystem::{MAX_CNTLID, ReservationStore, Saved, Subsystem};
 pub use survival::{
-    RestoreError, RetainedObjects, STATE_OLDEST_READ, STATE_VERSION, ShownIdentity, ShownNamespace,
-    shown_identity, state_layout,
+    MAX_STREAM, RestoreError, RetainedObjects, STATE_OLDEST_READ, STATE_VERSION, ShownIdentity,
+    ShownNamespace, shown_identity, state_layout,
 };
 
 /// Returns the first `len` items of a slice, or all of them if there are fewer.

@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use crate::migration::Migration;
 use rustix::io::Errno;
 
 /// Device properties in the reply to `VFIO_USER_DEVICE_GET_INFO`.
@@ -243,6 +244,12 @@ pub trait Device {
 
     /// Resets the device, as a PCI function-level reset does.
     fn reset(&mut self) -> Result<OperationOutcome, Errno>;
+
+    /// Returns the device's interface for live migration; `None` if it cannot migrate, which the
+    /// client is then told.
+    fn migration(&mut self) -> Option<&mut dyn Migration> {
+        None
+    }
 
     /// Ends the connection, closed by either side; called once. A pending operation must no longer
     /// be completed.

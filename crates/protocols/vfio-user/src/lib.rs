@@ -100,6 +100,7 @@ mod error;
 mod inbox;
 mod journal;
 mod listener;
+mod migration;
 mod outbox;
 mod path_lock;
 mod refuse;
@@ -119,6 +120,7 @@ pub use journal::{
     SESSION_VERSION, SharedLedger,
 };
 pub use listener::{ListenError, Listener, bind_socket};
+pub use migration::{DIRTY_PAGE, Migration, MigrationState};
 pub use refuse::refuse;
 /// Error number that a device returns, and that an error reply contains.
 pub use rustix::io::Errno;

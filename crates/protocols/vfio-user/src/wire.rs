@@ -69,6 +69,10 @@ impl Command {
     pub const REGION_WRITE_MULTI: Self = Self(15);
     /// `VFIO_USER_DEVICE_FEATURE`: migration features.
     pub const DEVICE_FEATURE: Self = Self(16);
+    /// `VFIO_USER_MIG_DATA_READ`: reads the state of a device that migrates.
+    pub const MIG_DATA_READ: Self = Self(17);
+    /// `VFIO_USER_MIG_DATA_WRITE`: writes the state of a device that migrates.
+    pub const MIG_DATA_WRITE: Self = Self(18);
 
     /// Returns whether a client may attach descriptors to this command.
     ///
@@ -347,7 +351,107 @@ pub struct MultiWrite {
     pub data: [u8; MULTI_DATA],
 }
 
+/// Fixed part of `VFIO_USER_DEVICE_FEATURE` and of its reply (`struct vfio_device_feature`); the
+/// value of the feature follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct DeviceFeature {
+    /// Size in bytes of the payload that the request allows, or that the reply has.
+    pub argsz: u32,
+    /// Number of the feature, and the operation, see [`feature`].
+    pub flags: u32,
+}
+
+/// Flags and numbers of the payload `DeviceFeature` (`<linux/vfio.h>`).
+pub mod feature {
+    /// Mask of the feature's number in the flags.
+    pub const MASK: u32 = 0xffff;
+    /// Operation: return the value of the feature.
+    pub const GET: u32 = 1 << 16;
+    /// Operation: set the value of the feature.
+    pub const SET: u32 = 1 << 17;
+    /// Flag: only tell whether the feature and the other operations are supported.
+    pub const PROBE: u32 = 1 << 18;
+    /// Feature: kind of migration, as a u64 of flags, see [`super::migration`].
+    pub const MIGRATION: u32 = 1;
+    /// Feature: migration state, as a [`super::MigState`].
+    pub const MIG_DEVICE_STATE: u32 = 2;
+    /// Feature: begin of the log of written pages, with a [`super::DmaLoggingControl`].
+    pub const DMA_LOGGING_START: u32 = 6;
+    /// Feature: end of the log of written pages.
+    pub const DMA_LOGGING_STOP: u32 = 7;
+    /// Feature: pages in the log, by [`super::DmaLoggingReport`].
+    pub const DMA_LOGGING_REPORT: u32 = 8;
+}
+
+/// Flags of the feature [`feature::MIGRATION`].
+pub mod migration {
+    /// The states STOP, STOP_COPY and RESUMING are supported.
+    pub const STOP_COPY: u64 = 1 << 0;
+}
+
+/// Value of the feature [`feature::MIG_DEVICE_STATE`] (`struct vfio_device_feature_mig_state`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct MigState {
+    /// Number of the state (`enum vfio_device_mig_state`).
+    pub device_state: u32,
+    /// Unused in vfio-user, where messages transfer the state.
+    pub data_fd: i32,
+}
+
+/// Value of the feature [`feature::DMA_LOGGING_START`]; [`DmaLoggingRange`]s follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct DmaLoggingControl {
+    /// Wanted page size in bytes; in the reply, the selected one.
+    pub page_size: u64,
+    /// Number of ranges that follow.
+    pub num_ranges: u32,
+    /// Reserved field, zero.
+    pub reserved: u32,
+}
+
+/// Range of addresses in which written pages are logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct DmaLoggingRange {
+    /// First address (IOVA) of the range.
+    pub iova: u64,
+    /// Length of the range in bytes.
+    pub length: u64,
+}
+
+/// Value of the feature [`feature::DMA_LOGGING_REPORT`]; in the reply, a bitmap of u64 follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct DmaLoggingReport {
+    /// First address (IOVA) of the range.
+    pub iova: u64,
+    /// Length of the range in bytes.
+    pub length: u64,
+    /// Number of bytes that each bit stands for.
+    pub page_size: u64,
+}
+
+/// Fixed part of `VFIO_USER_MIG_DATA_READ`, `VFIO_USER_MIG_DATA_WRITE` and their replies; data may
+/// follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct MigData {
+    /// Size in bytes of this structure and the data.
+    pub argsz: u32,
+    /// Number of bytes to transfer.
+    pub size: u32,
+}
+
 const _: () = {
+    assert!(size_of::<DeviceFeature>() == 8);
+    assert!(size_of::<MigState>() == 8);
+    assert!(size_of::<DmaLoggingControl>() == 16);
+    assert!(size_of::<DmaLoggingRange>() == 16);
+    assert!(size_of::<DmaLoggingReport>() == 24);
+    assert!(size_of::<MigData>() == 8);
     assert!(size_of::<Header>() == 16);
     assert!(size_of::<Version>() == 4);
     assert!(size_of::<DmaMap>() == 32);

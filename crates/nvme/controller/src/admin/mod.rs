@@ -153,6 +153,11 @@ impl Controller {
 
     #[cold]
     fn timers(&mut self, budget: &mut Budget) -> bool {
+        if self.is_paused() {
+            // The clock stands still for the host. `Controller::unpause` arms the timer.
+            self.admin.timer = None;
+            return false;
+        }
         let _disk = self.in_log();
         let mut worked = self.check_subsystem_reset();
         worked |= self.check_keep_alive();

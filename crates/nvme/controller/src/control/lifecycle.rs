@@ -254,6 +254,7 @@ impl Controller {
         self.touch();
         self.queues.clear();
         self.endings.clear();
+        self.hand_over = None;
         self.admission.clear();
         let epoch = self.migration.next_epoch();
         self.order_all(|| Order::Stop(epoch));

@@ -8,6 +8,7 @@ mod cmb;
 mod completion;
 mod erasing;
 mod lifecycle;
+mod live;
 mod marking;
 mod migration;
 mod queues;
@@ -32,6 +33,7 @@ use bus_master::Draining;
 use cmb::Cmb;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use lifecycle::{LifecycleState, Shutdown};
+use live::HandOverFlush;
 use marking::MarkingState;
 use migration::{Migration, QueueOwner};
 use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
@@ -88,6 +90,8 @@ pub struct Controller {
     draining: Option<Draining>,
     /// Namespace that is being attached, if any.
     attaching: Option<Attaching>,
+    /// Flush before the volume is handed over to another process, if any was requested.
+    hand_over: Option<HandOverFlush>,
     /// Whether the last attachment failed because a worker could not open the namespace.
     attach_refused: bool,
     /// Start time of the current round.
@@ -316,6 +320,7 @@ impl Controller {
             acq: 0,
             draining: None,
             attaching: None,
+            hand_over: None,
             attach_refused: false,
             now: Instant::now(),
             faults: dma::sigbus::faults(),
@@ -670,9 +675,16 @@ impl Controller {
         let deadlines = [
             self.engine.next_interrupt(),
             self.engine.next_volume_deadline(),
-            self.keep_alive_deadline(),
             self.migration_deadline(),
             self.draining_deadline(),
+        ];
+        let always = deadlines.into_iter().flatten().min();
+        if self.is_paused() {
+            return always;
+        }
+        let deadlines = [
+            always,
+            self.keep_alive_deadline(),
             self.self_test_deadline(),
             self.erase_deadline(),
             self.management_deadline(),

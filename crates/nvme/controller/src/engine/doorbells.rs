@@ -130,6 +130,11 @@ impl Doorbells {
         Some((buffers.shadow_iova, buffers.eventidx_iova))
     }
 
+    /// Returns the size of each shadow buffer in bytes, as far as it is used.
+    pub fn buffer_size(&self) -> u64 {
+        self.cells as u64 * 4
+    }
+
     /// Removes the shadow buffers in a controller-level reset, after which they are never accessed.
     pub fn forget(&mut self) {
         self.buffers = None;
@@ -146,7 +151,7 @@ impl Doorbells {
 
     /// Returns whether a part of the shadow buffers lies in this range of IOVAs.
     pub fn lie_in(&self, iova: u64, len: u64) -> bool {
-        let bytes = self.cells as u64 * 4;
+        let bytes = self.buffer_size();
         let hit = |at: u64| iova < at.saturating_add(bytes) && at < iova.saturating_add(len);
         matches!(&self.buffers, Some(b) if hit(b.shadow_iova) || hit(b.eventidx_iova))
     }

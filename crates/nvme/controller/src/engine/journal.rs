@@ -135,7 +135,7 @@ fn flag(on: bool, bit: u64) -> u64 {
 
 /// Returns the last seen register value when it is not the doorbell's current value: the host uses
 /// the shadow doorbell, but its memory is unmapped. The register counts from its next change on.
-fn register_seen(watch: &Watch) -> Option<u32> {
+pub(super) fn register_seen(watch: &Watch) -> Option<u32> {
     let WatchState {
         shadow_live,
         last_register,

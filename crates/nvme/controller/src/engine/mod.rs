@@ -38,6 +38,7 @@ mod invariant;
 mod io;
 mod journal;
 mod keep;
+mod live;
 mod metadata;
 mod migrate;
 mod namespace;

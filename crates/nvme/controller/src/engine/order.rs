@@ -154,6 +154,8 @@ impl Engine {
     /// [`MapError`] when a change of memory fails. Only the controller's own engine, which checks
     /// each change first, can return it.
     pub fn apply(&mut self, order: Order) -> Result<u64, MapError> {
+        // The order may remove a queue, or its memory.
+        self.log_queues();
         let Self {
             queues,
             slots,

@@ -1,5 +1,6 @@
 //! State of submission and completion queues.
 
+use super::live::LoggedCq;
 use super::polled::IdleRounds;
 use crate::survival::state::AdminCompletion;
 use dma::{Access, DmaMap, Ring};
@@ -64,8 +65,14 @@ impl QueueMemory {
 
     /// Returns whether a part of the queue's memory lies in a range of IOVAs.
     fn lies_in(&self, iova: u64, len: u64) -> bool {
+        let (own, bytes) = self.range();
+        iova < own.saturating_add(bytes) && own < iova.saturating_add(len)
+    }
+
+    /// Returns the first IOVA and the length in bytes of the queue's memory.
+    pub fn range(&self) -> (u64, u64) {
         let bytes = u64::from(self.entries) * self.entry_size as u64;
-        iova < self.iova.saturating_add(bytes) && self.iova < iova.saturating_add(len)
+        (self.iova, bytes)
     }
 
     /// Looks up an unmapped ring if it overlaps a range of IOVAs that was mapped; other ranges
@@ -239,6 +246,9 @@ pub(crate) struct Cq {
     pub unsignalled_since: Option<Instant>,
     /// Whether the memory may contain completions of an earlier queue, see [`Cq::clear`].
     pub is_stale: bool,
+    /// State of the queue when its entries were logged last; `None` when all of its memory may have
+    /// been written since. See [`live`](super::live).
+    pub(super) logged: Option<LoggedCq>,
 }
 
 impl Cq {
@@ -259,6 +269,7 @@ impl Cq {
             unsignalled: 0,
             unsignalled_since: None,
             is_stale: false,
+            logged: None,
         }
     }
 
@@ -271,6 +282,7 @@ impl Cq {
             && std::mem::take(&mut self.is_stale)
         {
             (0..self.size).for_each(|index| ring.store_cqe(index, [0; 16]));
+            self.logged = None;
         }
     }
 

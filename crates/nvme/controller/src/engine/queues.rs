@@ -23,6 +23,9 @@ pub(crate) struct Queues {
     pub(super) cqs: Vec<Option<Cq>>,
     /// Whether the engine fetches no commands until the controller is enabled again.
     pub(super) halted: bool,
+    /// Whether the engine fetches no commands because the guest migrates. A reset does not change
+    /// that.
+    pub(super) paused: bool,
     pub(super) bus_master: BusMaster,
     /// ID of the completion queue that is migrating to another worker's engine, if any.
     pub(super) migrating: Option<u16>,
@@ -53,6 +56,7 @@ impl Queues {
             sqs: (0..queues).map(|_| None).collect(),
             cqs: (0..queues).map(|_| None).collect(),
             halted: false,
+            paused: false,
             bus_master: BusMaster::default(),
             migrating: None,
             polled: PolledQueues::with_capacity(usize::from(queues)),
@@ -211,7 +215,7 @@ impl Queues {
     }
 
     pub(super) fn start_fetching(&mut self, qid: u16) {
-        if !self.halted {
+        if !self.halted && !self.paused {
             self.polled.insert(qid);
         }
     }

@@ -19,7 +19,7 @@
 
 use super::Engine;
 use super::doorbells::DoorbellKind;
-use super::journal::{Recorded, Records, recorded};
+use super::journal::{CqNote, Recorded, Records, SqNote, recorded};
 use super::post::refresh_head;
 use super::queue::{Cq, QueueMemory, Sq};
 use dma::{Access, Ring, Rows};
@@ -72,7 +72,7 @@ struct LocatedRecord {
 
 /// Newest completion entry that was posted to a queue.
 #[derive(Clone, Copy)]
-struct LastCompletion {
+pub(super) struct LastCompletion {
     sqid: u16,
     cid: u16,
     sqhd: u32,
@@ -144,11 +144,12 @@ impl Engine {
         let mut newest = BTreeMap::new();
         for cq in cqs {
             let hot = self.journal.hot.as_ref()?;
+            let note = hot.cq(cq.qid);
             let mut users = sqs.iter().filter(|sq| sq.cqid == cq.qid);
             // A host that uses one shadow doorbell uses all of them, even those that were not
             // polled yet.
             let shadow_live = users.any(|sq| hot.sq(sq.qid).is_of_shadow_host());
-            if let Some(entry) = self.recover_cq(cq, shadow_live)? {
+            if let Some(entry) = self.recover_cq(cq, note, shadow_live)? {
                 newest.insert(cq.qid, entry);
             }
         }
@@ -178,7 +179,12 @@ impl Engine {
 
     /// Recovers a completion queue. Returns its newest completion, or `None` when the state is
     /// contradictory.
-    fn recover_cq(&mut self, saved: &SavedCq, shadow_live: bool) -> Option<Option<LastCompletion>> {
+    pub(super) fn recover_cq(
+        &mut self,
+        saved: &SavedCq,
+        note: CqNote,
+        shadow_live: bool,
+    ) -> Option<Option<LastCompletion>> {
         let SavedCq {
             qid,
             iova,
@@ -187,7 +193,6 @@ impl Engine {
         } = *saved;
         let mut memory = QueueMemory::away(iova, size, 16, Access::Write);
         memory.mapped(&self.dma);
-        let note = self.journal.hot.as_ref()?.cq(qid);
         let shadow_live = note.shadow_live || shadow_live;
         let (tail, phase) = match (note.away, memory.ring()) {
             (Some(away), _) => away,
@@ -235,10 +240,7 @@ impl Engine {
         newest: Option<&LastCompletion>,
     ) -> Option<()> {
         let SavedSq {
-            qid,
-            cqid,
-            iova,
-            size,
+            qid, cqid, size, ..
         } = *saved;
         let note = self.journal.hot.as_ref()?.sq(qid);
         let taken = match fetched {
@@ -255,6 +257,22 @@ impl Engine {
                 )?
             }
         };
+        self.recover_sq_at(saved, note, taken)
+    }
+
+    /// Recovers a submission queue from which `taken` commands were fetched.
+    pub(super) fn recover_sq_at(
+        &mut self,
+        saved: &SavedSq,
+        note: SqNote,
+        taken: u64,
+    ) -> Option<()> {
+        let SavedSq {
+            qid,
+            cqid,
+            iova,
+            size,
+        } = *saved;
         let head = (taken % u64::from(size)) as u32;
         let watch = Watch::from_state(WatchState {
             size,

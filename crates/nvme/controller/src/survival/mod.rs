@@ -17,11 +17,13 @@ mod error;
 mod restore;
 mod save;
 pub(crate) mod state;
+pub(crate) mod stream;
 
 pub(crate) use clock::{Since, wall_ms};
 pub use error::RestoreError;
 pub use restore::{ShownIdentity, ShownNamespace, shown_identity};
 pub use state::{STATE_OLDEST_READ, STATE_VERSION};
+pub use stream::MAX_STREAM;
 
 use crate::config::ControllerConfig;
 use crate::control::Controller;
@@ -82,6 +84,8 @@ pub(crate) struct Survival {
     counted: Option<Instant>,
     /// Whether the state could not be written, so that no process can take over.
     lost: bool,
+    /// Whether the guest migrates, so that no process can take over meanwhile.
+    suspended: bool,
 }
 
 impl Survival {
@@ -94,6 +98,7 @@ impl Survival {
             dirty: true,
             counted: None,
             lost: false,
+            suspended: false,
             state,
         })
     }
@@ -108,6 +113,16 @@ impl Survival {
         self.control.withdraw();
         if !std::mem::replace(&mut self.lost, true) {
             tracing::error!(%error, "the disk no longer survives this process");
+        }
+    }
+
+    /// Withdraws the state memory's content, or has it committed again.
+    pub(crate) fn suspend(&mut self, suspended: bool) {
+        self.suspended = suspended;
+        if suspended {
+            self.control.withdraw();
+        } else {
+            self.dirty = true;
         }
     }
 
@@ -149,6 +164,7 @@ impl Survival {
     pub fn commit(&mut self, state: ControlState) {
         self.dirty = false;
         if !self.lost
+            && !self.suspended
             && let Err(error) = self.commit_parts(state)
         {
             self.lose(&error);

@@ -3,6 +3,7 @@
 use super::state::{
     AdminCompletion, AdminQueue, ControlState, FormatState, Identity, STATE_OLDEST_READ,
 };
+use super::stream::MovedState;
 use super::{RestoreError, RetainedObjects, STATE_VERSION};
 use crate::admin::{
     AsyncEvents, Erasure, Features, LbaStatus, Logs, Management, Notifications, SelfTest, Telemetry,
@@ -10,6 +11,7 @@ use crate::admin::{
 use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
 use crate::control::{Controller, DoorbellPage};
 use crate::engine::{MemoryChange, Order, Recovery, SavedCq, SavedSq};
+use crate::stats::Counter;
 use dma::Prot;
 use nvme::Status;
 use state_memory::StateMemory;
@@ -50,6 +52,41 @@ fn same<T: PartialEq + std::fmt::Debug>(
         before: format!("{before:?}"),
         now: format!("{now:?}"),
     })
+}
+
+/// Returns why a state is not that of a controller that has stopped for a migration; `None` if it
+/// is one.
+fn not_movable(saved: &ControlState) -> Option<&'static str> {
+    let commands = &saved.commands;
+    let logs = &saved.logs;
+    let erasure = logs.erasure.as_ref();
+    let self_test = logs.self_test.as_ref();
+    // Numbers of `LifecycleState::Resetting` and `Shutdown::Occurring`.
+    let changes = saved.registers.state == 2 || saved.registers.shutdown == 1;
+    let waits = !commands.aborts.is_empty()
+        || !commands.deletions.is_empty()
+        || !commands.cache_flushes.is_empty()
+        || !commands.configuring.is_empty()
+        || !commands.held.is_empty();
+    if saved.sharing.is_some() {
+        Some("it belongs to a subsystem")
+    } else if commands.management.is_some() {
+        Some("namespaces are being managed")
+    } else if erasure.is_some_and(|e| e.running.is_some() || !e.locked.is_empty()) {
+        Some("namespaces are being erased")
+    } else if self_test.is_some_and(|test| test.running.is_some()) {
+        Some("a self-test is running")
+    } else if logs
+        .lba_status
+        .as_ref()
+        .is_some_and(|status| status.elsewhere)
+    {
+        Some("the marked blocks are missing")
+    } else if changes || waits || saved.registers.cmbmsc.is_some() {
+        Some("the controller has not stopped")
+    } else {
+        None
+    }
 }
 
 /// Identifiers of a controller and its namespaces, as their host knows them.
@@ -191,6 +228,42 @@ impl Controller {
         Ok((controller, recovery))
     }
 
+    /// Takes over the state of a guest that has migrated here.
+    pub(crate) fn load(&mut self, moved: &MovedState) -> Result<(), RestoreError> {
+        let saved = &moved.control;
+        if let Some(why) = not_movable(saved) {
+            return Err(RestoreError::Contradiction(why));
+        }
+        let identity = self.identity();
+        saved.identity.check(&identity, &[])?;
+        let count = identity.namespaces.len();
+        same(
+            "number of namespaces",
+            &saved.identity.namespaces.len(),
+            &count,
+        )?;
+        let nsids: Vec<u32> = identity.namespaces.iter().map(|ns| ns.nsid).collect();
+        // Marks of an earlier guest are not this one's.
+        self.unmark_all(&nsids);
+        self.engine.irqs.restore(&saved.interrupts);
+        self.restore_control(saved)?;
+        if let Some((shadow, eventidx)) = saved.shadow {
+            self.engine.restore_shadow(shadow, eventidx);
+        }
+        let (cqs, sqs) = self.check_queues(saved)?;
+        let contradiction = RestoreError::Contradiction("a queue is not where it was");
+        let installed = self.engine.install_moved(&cqs, &sqs, &moved.queues);
+        installed.ok_or(contradiction)?;
+        cqs.into_iter().for_each(|cq| self.queues.add_cq(cq));
+        sqs.into_iter().for_each(|sq| self.queues.add_sq(sq));
+        if let Some(admin) = &saved.admin_queue {
+            self.engine.journal.restore_admin(admin.posted);
+        }
+        self.restore_commands(saved)?;
+        self.compare_namespaces(&saved.identity, &identity);
+        Ok(())
+    }
+
     fn restore_memory(&mut self, kept: &mut dyn RetainedObjects) -> Result<(), RestoreError> {
         let windows = self.survival.iter().flat_map(|s| s.windows());
         for window in windows.collect::<Vec<_>>() {
@@ -295,11 +368,20 @@ impl Controller {
         stats.error_log_entries.set(counters.error_log_entries);
         stats.power_cycles.set(counters.power_cycles);
         stats.unsafe_shutdowns.set(counters.unsafe_shutdowns);
-        stats.before.reads.set(counters.reads);
-        stats.before.writes.set(counters.writes);
-        stats.before.bytes_read.set(counters.bytes_read);
-        stats.before.bytes_written.set(counters.bytes_written);
-        stats.before.busy_ns.set(counters.busy_ns);
+        // The saved counts may include those of this process, from which the guest once migrated.
+        let before = &stats.before;
+        let add = |before: &Counter, saved: u64, now: u64| {
+            before.set(before.get().wrapping_add(saved).wrapping_sub(now));
+        };
+        add(&before.reads, counters.reads, stats.host_reads());
+        add(&before.writes, counters.writes, stats.host_writes());
+        add(&before.bytes_read, counters.bytes_read, stats.bytes_read());
+        add(
+            &before.bytes_written,
+            counters.bytes_written,
+            stats.bytes_written(),
+        );
+        add(&before.busy_ns, counters.busy_ns, stats.busy_ns());
         let commands = &saved.commands;
         let (parked, pending) = (&commands.parked, &commands.pending);
         self.admin.events = AsyncEvents::restore(parked, pending, commands.masked);

@@ -79,6 +79,8 @@ pub struct ControllerSpec {
     pub pool_capacity: Option<Size>,
     /// Logical block size in bytes of namespaces in the pool.
     pub pool_block_size: Option<u32>,
+    /// Whether a guest is to migrate to the disk, and another process still uses the volume.
+    pub incoming: Option<bool>,
     /// Namespaces of the controller.
     pub namespaces: Vec<NamespaceSpec>,
     /// Location of the controller's table in the configuration file, for error messages.
@@ -217,6 +219,14 @@ impl Spec for ControllerSpec {
             |c| &mut c.pool_block_size,
         )
         .or("512"),
+        Row::<Self>::new(
+            "incoming",
+            "on|off",
+            "open the volume while another process serves it, and take it over from there when a \
+             migrated guest starts",
+            |c| &mut c.incoming,
+        )
+        .or("off"),
     ];
     const NESTED: &'static [(&'static str, bool)] = &[("namespace", true)];
     const PROCESS_FLAGS: &'static [&'static str] = &["spread"];
@@ -257,6 +267,26 @@ impl ControllerSpec {
             write_cache: self.write_cache.unwrap_or(default.write_cache),
             ..ControllerConfig::default()
         }
+    }
+
+    /// Checks that a disk to which a guest is to migrate has nothing that does not migrate.
+    fn check_incoming(&self) -> Result<()> {
+        if !self.incoming.unwrap_or(false) {
+            return Ok(());
+        }
+        let hindrance = if self.namespaces.len() != 1 {
+            "has exactly one namespace"
+        } else if self.pool.is_some() {
+            "has no pool"
+        } else if self.subsystem.is_some() {
+            "belongs to no subsystem"
+        } else if self.cmb_size.is_some() {
+            "has no controller memory buffer"
+        } else {
+            return Ok(());
+        };
+        let why = format!("a disk to which a guest migrates {hindrance}");
+        Err(self.origin.error("incoming", why))
     }
 
     /// Checks the options of the pool, in which the guest creates namespaces.
@@ -324,6 +354,7 @@ impl Disk for ControllerSpec {
         let serial = self.serial.clone().unwrap_or_default();
         check_config(&self.config(serial), &self.origin)?;
         self.check_pool(seen)?;
+        self.check_incoming()?;
         // Disks of one subsystem share its names.
         if seen.check_subsystem(self)? {
             seen.check_names(&self.serial, &self.subnqn, &self.origin)?;

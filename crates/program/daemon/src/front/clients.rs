@@ -160,6 +160,7 @@ impl NvmeFront {
         let message = pid.map(|pid| format!("pid {pid}"));
         self.happened(EventKind::Attached, message);
         self.connection = Some(connection);
+        self.device.connected();
         self.had_client = true;
         self.device.controller.stats().connected.set(1);
         self.rewatch();

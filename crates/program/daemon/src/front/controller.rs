@@ -2,6 +2,7 @@
 //! the controller that the front-end ([`NvmeFront`]) serves.
 
 use super::kind::{AddedFrontend, FrontEnd, ListeningDisk, Ready, ReadyDisk, RingUse, Seat};
+use super::live::HandOver;
 use super::{Front, NvmeFront, ServedController, Worker, intake};
 use crate::confine::descriptors::SOCKET;
 use crate::keep::{
@@ -39,6 +40,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use vfio_user::wire::MAX_MSG_FDS;
 use vfio_user::{Journal, Listener};
 use volume::{Extras, Io};
@@ -93,13 +95,20 @@ impl FrontEnd for ControllerSpec {
         let spec = self;
         let name = spec.any_name();
         let guest = opener.keeper.client_of(&Identity::of(spec));
+        let guest_shown = guest.shown.clone();
         opener.records.begin(&name, guest.clone());
         // A namespace of a subsystem is opened under the subsystem's name.
         opener.records.begin(&subsystems::memory_owner(spec), guest);
         let subsystem = opener.subsystems.of(spec, &opener.keeper);
+        // A client of the previous process goes on at once, so that the disk had the lock.
+        let is_incoming = spec.incoming.unwrap_or(false) && guest_shown.is_none();
         let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
             let nsid = namespace.nsid.unwrap_or(place);
             let of = (spec.any_name(), nsid);
+            if is_incoming {
+                let opened = Prepared::incoming(namespace.clone(), of, opener);
+                return namespace.origin.place("volume", opened);
+            }
             let opened = match &subsystem {
                 Some(subsystem) => subsystems::open(opener, subsystem, spec, namespace, nsid)
                     .map(|opened| Prepared::opened(namespace.clone(), of, opened)),
@@ -256,11 +265,17 @@ impl ListeningDisk for OpenController {
         let added = worker.add(|context| {
             let one = origin.place("", served(context.owner, *self, context.io, worker_context))?;
             let stats = one.controller.stats();
+            let incoming = one.hand_over.as_ref().map(|it| it.shown.clone());
             serial.clone_from(&one.controller.config().serial);
             let mut front = NvmeFront::new(one, context, seat.worker, &worker_context.peers)
                 .context("epoll")?;
             let accepts = front.accepts();
-            let counted = CountedController { stats, accepts };
+            let incoming = incoming.unwrap_or_default();
+            let counted = CountedController {
+                stats,
+                accepts,
+                incoming,
+            };
             let entry = worker_context.registry.enter(&socket, counted);
             front.keep(entry, seat.assignment);
             front.tell(&worker_context.registry.events, name);
@@ -274,9 +289,15 @@ impl ListeningDisk for OpenController {
 pub struct CountedController {
     pub stats: Arc<ControllerStats>,
     pub accepts: Arc<AcceptStats>,
+    /// Whether another process may write the controller's volume.
+    pub incoming: Arc<AtomicBool>,
 }
 
 impl Counters for CountedController {
+    fn is_incoming(&self) -> bool {
+        self.incoming.load(Ordering::Relaxed)
+    }
+
     fn kind(&self) -> DiskKind {
         DiskKind::Controller
     }
@@ -477,6 +498,14 @@ fn served(
         .into_iter()
         .map(|volume| volume.open(worker_context, &resized))
         .collect::<Result<Vec<_>>>()?;
+    let hand_over = match &*opened {
+        [only] if only.volume.file_lock().is_some() && only.files.is_empty() => Some(HandOver {
+            volume: only.volume.clone(),
+            is_incoming: spec.incoming.unwrap_or(false),
+            shown: Arc::default(),
+        }),
+        _ => None,
+    };
     let (mut namespaces, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
     for ((ns, place), mut opened) in spec.namespaces.iter().zip(1..).zip(opened) {
         backends.extend(opened.device.take());
@@ -502,7 +531,8 @@ fn served(
     let limited =
         |ns: &NamespaceSpec| Extras::split(&ns.volume).is_ok_and(|(_, extras)| extras.is_limited());
     let limited = spec.namespaces.iter().any(limited);
-    let spread = if limited || alone || subsystem.is_some() {
+    let incoming = spec.incoming.unwrap_or(false);
+    let spread = if limited || alone || incoming || subsystem.is_some() {
         Spread::Off
     } else {
         worker_context.options.spread
@@ -578,5 +608,6 @@ fn served(
         limits: worker_context.options.clients,
         memories,
         survival,
+        hand_over,
     })
 }

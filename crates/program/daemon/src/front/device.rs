@@ -1,5 +1,6 @@
 //! The NVMe controller as a vfio-user device: regions, interrupts, guest memory.
 
+use super::live::{HandOver, LiveMigration};
 use crate::front::irq_eventfd::IrqEventfd;
 use crate::serve::options::ClientLimits;
 use controller::{Controller, IrqSink, pci};
@@ -13,8 +14,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Waker;
 use vfio_user::{
-    Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, MmapArea,
-    OperationOutcome, RegionInfo, RegionMmap, ServerLimits, SetIrqs, Unmapped,
+    Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, Migration,
+    MmapArea, OperationOutcome, RegionInfo, RegionMmap, ServerLimits, SetIrqs, Unmapped,
 };
 use volume::{PinPace, PinnedWindows, Pinner};
 
@@ -40,7 +41,8 @@ static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
 pub enum WaitReason {
     /// No request of the VMM is waiting.
     No,
-    /// All outstanding commands that may access unmapped guest memory have ended.
+    /// All commands have ended that may access unmapped guest memory, or that began before written
+    /// pages were logged.
     Unmap,
     /// The reset of the controller has completed, after its outstanding commands.
     Reset,
@@ -52,6 +54,8 @@ pub enum WaitReason {
     BusMaster,
     /// End of the mapping of a memory file, which is made on another thread.
     Map,
+    /// The migration state that the VMM has requested.
+    Migration,
 }
 
 /// Request of the VMM to map guest memory that waits for its memory file.
@@ -89,6 +93,13 @@ pub struct NvmeDevice {
     not_shared: LogLimit,
     /// Whether the warning about guest memory that is not shared was handled for this client.
     warned_not_shared: bool,
+    /// Live migration; `None` if the disk has no volume that can be handed over.
+    pub(super) live: Option<LiveMigration>,
+    /// Result of a change of the migration state that the VMM waits for.
+    migrated: Result<(), Errno>,
+    /// Whether memory of the last client, or the volume's lock, have to be looked after.
+    is_settling: bool,
+    has_client: bool,
     /// Keeper's number of each descriptor in the message that is being handled.
     numbers: VecDeque<Option<NonZeroU32>>,
 }
@@ -102,7 +113,10 @@ impl NvmeDevice {
         limits: ClientLimits,
         memories: MemoryCache,
         waker: Waker,
+        hand_over: Option<HandOver>,
     ) -> Self {
+        let mut controller = controller;
+        let live = hand_over.map(|it| LiveMigration::new(it, waker.clone(), &mut controller));
         let mut device = NvmeDevice {
             mapped_doorbells: controller.config().mapped_doorbells,
             controller,
@@ -118,6 +132,10 @@ impl NvmeDevice {
             log: LogLimits::default(),
             not_shared: LogLimit::default(),
             warned_not_shared: false,
+            live,
+            migrated: Ok(()),
+            is_settling: true,
+            has_client: false,
             numbers: VecDeque::new(),
         };
         device.register_all();
@@ -183,8 +201,8 @@ impl NvmeDevice {
 
     /// Returns whether the event that the VMM's request waits for has happened.
     pub fn wait_is_over(&mut self) -> bool {
-        if !self.leaving.is_empty() && !self.controller.is_resetting() {
-            self.leaving.clear();
+        if self.is_settling {
+            self.settle();
         }
         match self.waiting {
             WaitReason::No => false,
@@ -193,7 +211,51 @@ impl NvmeDevice {
             WaitReason::Receivers => self.controller.receivers_settled(),
             WaitReason::BusMaster => self.controller.config_settled(),
             WaitReason::Map => self.is_mapped(),
+            WaitReason::Migration => self.has_migrated(),
         }
+    }
+
+    /// Releases the memory of a client that has left, and looks after the volume's lock.
+    #[cold]
+    fn settle(&mut self) {
+        if !self.leaving.is_empty() && !self.controller.is_resetting() {
+            self.leaving.clear();
+        }
+        let mut left = !self.leaving.is_empty();
+        if let Some(live) = &mut self.live {
+            left |= live.settle(&mut self.controller, self.has_client);
+        }
+        self.is_settling = left;
+    }
+
+    /// Notes that a client has connected.
+    pub fn connected(&mut self) {
+        self.has_client = true;
+    }
+
+    fn has_migrated(&mut self) -> bool {
+        let Some(live) = &mut self.live else {
+            return true;
+        };
+        match live.advance(&mut self.controller) {
+            Some(result) => {
+                self.migrated = result;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Defers the answer to a change of the migration state.
+    pub(super) fn wait_for_migration(&mut self) -> OperationOutcome {
+        self.waiting = WaitReason::Migration;
+        OperationOutcome::Pending
+    }
+
+    /// Has the volume's lock taken, if the guest needs it.
+    fn look_after_lock(&mut self) {
+        let lacks = |live: &LiveMigration| live.lacks_lock(&self.controller);
+        self.is_settling |= self.live.as_ref().is_some_and(lacks);
     }
 
     fn is_mapped(&self) -> bool {
@@ -203,7 +265,9 @@ impl NvmeDevice {
 
     /// Ends the wait after [`NvmeDevice::wait_is_over`]. Returns the answer to the VMM's request.
     pub fn end_wait(&mut self) -> Result<(), Errno> {
-        self.waiting = WaitReason::No;
+        if std::mem::replace(&mut self.waiting, WaitReason::No) == WaitReason::Migration {
+            return std::mem::replace(&mut self.migrated, Ok(()));
+        }
         let Some(mapping) = self.mapping.take() else {
             return Ok(());
         };
@@ -306,7 +370,7 @@ impl NvmeDevice {
         self.registered.push((memory.clone(), registrations));
     }
 
-    fn outcome(&mut self, waiting: WaitReason) -> OperationOutcome {
+    pub(super) fn outcome(&mut self, waiting: WaitReason) -> OperationOutcome {
         self.waiting = waiting;
         if self.wait_is_over() {
             self.waiting = WaitReason::No;
@@ -387,6 +451,9 @@ impl Device for NvmeDevice {
         match index {
             REGION_BAR0 => {
                 self.controller.bar0_write(offset, data);
+                if offset < pci::DOORBELL_OFFSET {
+                    self.look_after_lock();
+                }
                 // Other workers need the address of the controller memory buffer.
                 let has_buffer = self.controller.cmb_size() > 0;
                 if !has_buffer || self.controller.receivers_settled() {
@@ -604,14 +671,29 @@ impl Device for NvmeDevice {
     fn reset(&mut self) -> Result<OperationOutcome, Errno> {
         tracing::debug!("device reset");
         self.controller.reset();
+        if let Some(live) = &mut self.live {
+            live.reset(&mut self.controller);
+        }
         Ok(self.outcome(WaitReason::Reset))
+    }
+
+    fn migration(&mut self) -> Option<&mut dyn Migration> {
+        let live = self.live.as_ref()?;
+        live.is_offered(&self.controller)
+            .then_some(self as &mut dyn Migration)
     }
 
     fn disconnected(&mut self) {
         self.waiting = WaitReason::No;
         self.mapping = None;
         self.warned_not_shared = false;
+        self.controller.stop_dirty_log();
         self.controller.disconnect();
+        if let Some(live) = &mut self.live {
+            live.reset(&mut self.controller);
+        }
+        self.has_client = false;
+        self.is_settling = true;
         self.pinned.clear();
         self.leaving.append(&mut self.registered);
         // The next client has its own memory account. Memory of the last client is returned to the

@@ -6,6 +6,7 @@ mod controller;
 pub mod device;
 pub mod irq_eventfd;
 pub(crate) mod kind;
+mod live;
 mod nvme;
 mod nvme_tcp;
 mod remote;

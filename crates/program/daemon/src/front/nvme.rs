@@ -1,5 +1,6 @@
 //! An NVMe controller behind a vfio-user socket.
 
+use super::live::HandOver;
 use super::survival::FrontSurvival;
 use crate::front::device::NvmeDevice;
 use crate::keep::Survival;
@@ -71,6 +72,8 @@ pub struct ServedController {
     pub memories: MemoryCache,
     /// State that survives this process; `None` without a keeper.
     pub survival: Option<Survival>,
+    /// Volume whose lock can be handed to another process, if there is one.
+    pub hand_over: Option<HandOver>,
 }
 
 /// Front-end of an NVMe controller: the controller, its client, and its sockets.
@@ -129,6 +132,7 @@ impl NvmeFront {
             limits,
             memories,
             survival,
+            hand_over,
         } = served;
         let descriptors = context.descriptors.clone();
         let acceptor = Acceptor::new(
@@ -153,6 +157,7 @@ impl NvmeFront {
             limits,
             memories,
             context.waker.clone(),
+            hand_over,
         );
         device.set_pinner(context.io.pinner());
         let (survival, left, waiting) = match survival.map(FrontSurvival::new) {

@@ -415,9 +415,14 @@ impl Hosts {
         events.send(EventKind::Attached, &self.name, None, Some(host.clone()));
         Ok(NvmeTcpHost {
             _entered: self.peers.enter(stats.clone()),
-            _entry: self
-                .registry
-                .enter(&address, CountedController { stats, accepts }),
+            _entry: self.registry.enter(
+                &address,
+                CountedController {
+                    stats,
+                    accepts,
+                    incoming: Arc::default(),
+                },
+            ),
             _assignment: assignment,
             association,
             events,

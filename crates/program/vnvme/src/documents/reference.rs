@@ -51,6 +51,10 @@ const NO_FLAG: &[(&str, &str)] = &[
     ("pool", "only in the file"),
     ("pool-capacity", "only in the file"),
     ("pool-block-size", "only in the file"),
+    (
+        "incoming",
+        "only in the file; of vhost-user-blk exports in the volume's URL, too",
+    ),
     ("subsystem", "only in the file"),
     ("cntlid", "only in the file"),
     ("host-id", "only in the file"),

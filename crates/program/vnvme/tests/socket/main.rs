@@ -36,6 +36,7 @@ mod keeper;
 mod keeper_ends;
 mod lifecycle;
 mod limits;
+mod live_migration;
 mod manage;
 mod mapping;
 mod memory;

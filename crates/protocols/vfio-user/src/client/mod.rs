@@ -6,6 +6,7 @@
 
 mod error;
 mod irqs;
+mod migration;
 mod raw;
 mod region;
 

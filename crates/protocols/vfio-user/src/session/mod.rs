@@ -2,6 +2,7 @@
 
 mod dma;
 mod irqs;
+mod migration;
 mod region;
 
 pub(crate) use region::asked_region;
@@ -128,8 +129,11 @@ impl Session {
                 return irqs::set_irqs(payload, fds, device).map(without_payload);
             }
             Command::DEVICE_RESET => return reset(device),
+            Command::DEVICE_FEATURE => return self.device_feature(payload, device, reply),
+            Command::MIG_DATA_READ => self.migration_read(payload, device, reply)?,
+            Command::MIG_DATA_WRITE => self.migration_write(payload, device)?,
             // Ioeventfds are not supported: clients without them write to the region. DMA_READ and
-            // DMA_WRITE are sent by servers only; dirty pages and migration are not offered.
+            // DMA_WRITE are sent by servers only. Dirty pages are a device feature.
             _ => return Err(Errno::NOTSUP),
         }
         Ok(MessageResult::Reply(None))

@@ -7,6 +7,11 @@ use crate::engine::Order;
 use nvme::Status;
 
 impl Controller {
+    /// Returns the number of the next flush of every namespace.
+    pub(in crate::control) fn next_flush(&self) -> u64 {
+        self.migration.flushes + 1
+    }
+
     /// Flushes every namespace in every engine. Each engine waits for its own outstanding commands,
     /// and flushes the data they wrote.
     pub(crate) fn flush_everywhere(&mut self) {
@@ -45,6 +50,7 @@ impl Controller {
             self.flushed();
             self.cache_flushed(failed);
             self.erasure_flushed(failed);
+            self.hand_over_flushed(flushes, failed);
         }
     }
 }

@@ -2,26 +2,29 @@
 //! guest migrates.
 //!
 //! ```text
-//!          ring is started             lock is free
+//!          guest is started            lock is free
 //!   Free ------------------> Taking -----------------> Held
-//!    ^                                                  |  all rings are stopped while pages are logged
+//!    ^                                                  |  guest is stopped for a migration
 //!    +------- Releasing <------- Flushing <-------------+
 //! ```
 //!
 //! The destination of a migration begins in `Free`, the source in `Held`; after the migration their
-//! roles are exchanged. Queues run in `Held` only. Another process may take long to release the
-//! lock, and a network file system to answer: both are waited for on a thread of their own.
+//! roles are exchanged. The disk's queues run in `Held` only. Another process may take long to
+//! release the lock, and a network file system to answer: both are waited for on a thread of their
+//! own.
 
-use crate::stats::Stats;
+use crate::{FileLock, Volume};
+use probes::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use volume::{FileLock, Volume};
 
 /// Pause between two attempts to take the lock.
 const TAKE_INTERVAL: Duration = Duration::from_millis(10);
+/// Interval between two log lines about a lock that is not released.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum time for which the front-end's request waits for the release of the lock.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -81,7 +84,7 @@ enum State {
 
 /// Result of [`Ownership::advance`] that the caller acts on.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub enum Change {
     /// The lock was taken: queues may run.
     Taken,
     /// The lock could not be taken, for this reason.
@@ -91,7 +94,7 @@ pub(crate) enum Change {
 }
 
 /// Lock of a disk's volume, and its state.
-pub(crate) struct Ownership {
+pub struct Ownership {
     /// `None`: the disk has no lock that could be handed over, and keeps its volume.
     lock: Option<Arc<FileLock>>,
     volume: Arc<dyn Volume>,
@@ -107,54 +110,73 @@ pub(crate) struct Ownership {
     /// Begin of the last attempt to release the lock.
     began: Instant,
     waker: Waker,
-    stats: Arc<Stats>,
+    /// Shown to other threads: another process may write the volume.
+    shown: Arc<AtomicBool>,
+    log: LogLimit,
 }
 
 impl Ownership {
-    pub(crate) fn new(
+    /// Creates the ownership of a volume, which is open with or without its lock. `waker` wakes the
+    /// thread that calls [`Ownership::advance`]. While the disk does not have the lock, `shown` is
+    /// true.
+    pub fn new(
         volume: Arc<dyn Volume>,
         take_timeout: Duration,
-        (waker, stats): (Waker, Arc<Stats>),
+        waker: Waker,
+        shown: Arc<AtomicBool>,
     ) -> Ownership {
         let lock = volume.file_lock();
-        let is_incoming = lock.as_ref().is_some_and(|lock| !lock.is_held());
-        stats.set_incoming(is_incoming);
+        let is_free = lock.as_ref().is_some_and(|lock| !lock.is_held());
+        shown.store(is_free, Ordering::Relaxed);
         Ownership {
             lock,
             volume,
             take_timeout,
-            is_incoming,
-            state: if is_incoming {
-                State::Free
-            } else {
-                State::Held
-            },
+            is_incoming: is_free,
+            state: if is_free { State::Free } else { State::Held },
             is_wanted: false,
             has_failed: false,
             began: Instant::now(),
             waker,
-            stats,
+            shown,
+            log: LogLimit::new(1, LOG_INTERVAL),
         }
     }
 
+    /// Makes the disk one that releases the lock when it has no front-end, although it was opened
+    /// with the lock.
+    pub fn set_incoming(&mut self) {
+        self.is_incoming = true;
+    }
+
     /// Returns whether there is a lock that another process may get.
-    pub(crate) fn has_lock(&self) -> bool {
+    pub fn has_lock(&self) -> bool {
         self.lock.is_some()
     }
 
+    /// Returns the volume.
+    pub fn volume(&self) -> &Arc<dyn Volume> {
+        &self.volume
+    }
+
+    /// Returns whether the flush before the release is awaited, see [`Ownership::release`].
+    pub fn is_flushing(&self) -> bool {
+        matches!(self.state, State::Flushing)
+    }
+
     /// Returns whether the disk may write its volume.
-    pub(crate) fn is_held(&self) -> bool {
+    pub fn is_held(&self) -> bool {
         matches!(self.state, State::Held)
     }
 
     /// Returns whether the disk gives the lock away now, because no front-end uses it.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.is_incoming && self.is_held()
     }
 
     /// Requests the lock for a started queue. Returns whether the disk has it; otherwise
     /// [`Ownership::advance`] reports the result.
-    pub(crate) fn take(&mut self) -> bool {
+    pub fn take(&mut self) -> bool {
         self.is_wanted = true;
         self.has_failed = false;
         match self.state {
@@ -219,7 +241,7 @@ impl Ownership {
 
     /// Ends the use of the volume by the front-end. Returns whether the flush before the release is
     /// to be started, whose result goes to [`Ownership::flushed`].
-    pub(crate) fn release(&mut self) -> bool {
+    pub fn release(&mut self) -> bool {
         self.is_wanted = false;
         if self.lock.is_none() || self.has_failed || !self.is_held() {
             return false;
@@ -231,18 +253,18 @@ impl Ownership {
 
     /// Returns whether a request of the front-end waits for the release. It does not wait for long:
     /// the destination waits for the lock, too.
-    pub(crate) fn is_releasing(&self, now: Instant) -> bool {
+    pub fn is_releasing(&self, now: Instant) -> bool {
         self.deadline().is_some_and(|at| now < at)
     }
 
     /// Returns the time at which a request that waits for the release is answered anyway.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         matches!(self.state, State::Flushing | State::Releasing(_))
             .then(|| self.began + RELEASE_TIMEOUT)
     }
 
     /// Continues after the flush: releases the lock, unless the data are not durable.
-    pub(crate) fn flushed(&mut self, result: Result<(), String>) {
+    pub fn flushed(&mut self, result: Result<(), String>) {
         if !matches!(self.state, State::Flushing) {
             return;
         }
@@ -260,7 +282,7 @@ impl Ownership {
     }
 
     fn say_kept(&self, why: &str) {
-        self.stats.log.line("lock kept", |left_out| {
+        self.log.line(|left_out| {
             tracing::error!(
                 why,
                 left_out,
@@ -270,12 +292,12 @@ impl Ownership {
     }
 
     /// Returns whether a thread works on the lock.
-    pub(crate) fn is_waiting(&self) -> bool {
+    pub fn is_waiting(&self) -> bool {
         matches!(self.state, State::Taking(_) | State::Releasing(_))
     }
 
     /// Continues when the thread has a result.
-    pub(crate) fn advance(&mut self) -> Option<Change> {
+    pub fn advance(&mut self) -> Option<Change> {
         let change = match &self.state {
             State::Taking(task) => match task.result()? {
                 Ok(()) => {
@@ -299,7 +321,7 @@ impl Ownership {
             }
             State::Held | State::Free | State::Flushing => return None,
         };
-        self.stats.set_incoming(!self.is_held());
+        self.shown.store(!self.is_held(), Ordering::Relaxed);
         Some(change)
     }
 }

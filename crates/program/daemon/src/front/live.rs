@@ -1,0 +1,372 @@
+//! Live migration of an NVMe controller's guest over vfio-user: the states of the device, and the
+//! lock of its volume.
+//!
+//! The controller fetches commands only in state RUNNING, and only with the lock. The source
+//! releases the lock on its way to STOP_COPY, after a flush; the destination takes it on its way to
+//! RUNNING. A cancelled migration leads the source back to RUNNING, and so to the lock.
+
+use super::device::{NvmeDevice, WaitReason};
+use controller::{Controller, MAX_STREAM};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::task::Waker;
+use std::time::Duration;
+use vfio_user::{Migration, MigrationState, OperationOutcome};
+use volume::{Change, Ownership, Volume};
+
+/// Maximum time for which a started disk waits until another process has released its volume.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Volume whose lock can be handed to another process, and the disk's part in that.
+pub struct HandOver {
+    /// Only volume of the disk.
+    pub volume: Arc<dyn Volume>,
+    /// Whether the disk releases the lock when it has no client (option `incoming`).
+    pub is_incoming: bool,
+    /// Shown to other threads: another process may write the volume.
+    pub shown: Arc<AtomicBool>,
+}
+
+/// Step of a change of the state that has begun and not ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// None: the next one can begin.
+    No,
+    /// Outstanding commands end.
+    Drain,
+    /// The lock is being taken.
+    Take,
+    /// Data are flushed and the lock is released.
+    Release,
+    /// The controller is reset.
+    Reset,
+}
+
+/// State of a device that can migrate.
+pub struct LiveMigration {
+    ownership: Ownership,
+    state: MigrationState,
+    /// State that the client has requested last.
+    wanted: MigrationState,
+    step: Step,
+    /// Result of the last attempt to take the lock, if it was refused.
+    refused: bool,
+    /// State of the controller: what is left to be read, or what was written.
+    stream: Vec<u8>,
+    /// Number of bytes of the stream that were read.
+    read: usize,
+}
+
+impl LiveMigration {
+    /// Creates the state of a device for the volume's lock. `waker` wakes the device's worker. The
+    /// controller is paused if the disk does not have the lock.
+    pub fn new(hand_over: HandOver, waker: Waker, controller: &mut Controller) -> Self {
+        let HandOver {
+            volume,
+            is_incoming,
+            shown,
+        } = hand_over;
+        let mut ownership = Ownership::new(volume, LOCK_TIMEOUT, waker, shown);
+        if is_incoming {
+            ownership.set_incoming();
+        }
+        if !ownership.is_held() {
+            controller.pause();
+        }
+        LiveMigration {
+            ownership,
+            state: MigrationState::Running,
+            wanted: MigrationState::Running,
+            step: Step::No,
+            refused: false,
+            stream: Vec::new(),
+            read: 0,
+        }
+    }
+
+    /// Returns whether the device can migrate with this controller: its only namespace is on the
+    /// volume whose lock can be handed over.
+    pub fn is_offered(&self, controller: &Controller) -> bool {
+        controller.cannot_migrate().is_none() && controller.is_only_volume(self.ownership.volume())
+    }
+
+    /// Returns whether the guest waits for the lock outside of a migration: it uses a disk that has
+    /// not taken its lock, or has handed it over.
+    pub fn lacks_lock(&self, controller: &Controller) -> bool {
+        self.state == MigrationState::Running && !self.ownership.is_held() && controller.is_ready()
+    }
+
+    /// Continues what goes on without a request of the client: a guest without the lock gets it,
+    /// and an incoming disk without a client gives it back. Returns whether anything is left to do.
+    pub fn settle(&mut self, controller: &mut Controller, has_client: bool) -> bool {
+        if self.state != MigrationState::Running || self.step != Step::No {
+            return false;
+        }
+        self.advance_lock(controller);
+        if self.lacks_lock(controller) {
+            if std::mem::take(&mut self.refused) {
+                controller.refuse_host("another process has the volume");
+                return false;
+            }
+            self.ownership.take();
+            return true;
+        }
+        if !has_client && self.ownership.is_idle() {
+            if controller.is_resetting() {
+                return true;
+            }
+            if self.ownership.release() {
+                controller.begin_hand_over();
+            }
+        }
+        if self.ownership.is_held() && controller.is_paused() {
+            controller.check_sizes();
+            controller.unpause();
+        }
+        self.ownership.deadline().is_some() || self.ownership.is_waiting()
+    }
+
+    /// Advances the flush before the release, and the thread that works on the lock.
+    fn advance_lock(&mut self, controller: &mut Controller) {
+        if let Some(result) = controller.hand_over_result() {
+            let result = result.map_err(|status| format!("the flush failed: {status:?}"));
+            self.ownership.flushed(result);
+        } else if self.ownership.is_flushing()
+            && !controller.is_handing_over()
+            && !controller.is_resetting()
+        {
+            // A reset has ended the flush.
+            controller.begin_hand_over();
+        }
+        if !self.ownership.is_held() {
+            controller.pause();
+        }
+        match self.ownership.advance() {
+            Some(Change::Taken) => tracing::info!("the volume was taken over"),
+            Some(Change::Released) => {
+                tracing::info!("the volume was released for another process");
+            }
+            Some(Change::Refused(why)) => {
+                tracing::error!("the volume cannot be taken over: {why}");
+                self.refused = true;
+            }
+            None => {}
+        }
+    }
+
+    /// Resets the state when the device is reset, or its client has left.
+    pub fn reset(&mut self, controller: &mut Controller) {
+        self.state = MigrationState::Running;
+        self.wanted = MigrationState::Running;
+        self.step = Step::No;
+        self.refused = false;
+        self.forget_stream();
+        if self.ownership.is_held() {
+            controller.unpause();
+        }
+        controller.suspend_survival(controller.is_logging());
+    }
+
+    fn forget_stream(&mut self) {
+        self.stream = Vec::new();
+        self.read = 0;
+    }
+
+    /// Continues the change to the wanted state. Returns its result when it has ended.
+    pub fn advance(&mut self, controller: &mut Controller) -> Option<Result<(), Errno>> {
+        loop {
+            self.advance_lock(controller);
+            let Some(next) = self.state.next(self.wanted) else {
+                return Some(Err(Errno::INVAL));
+            };
+            if next == self.state {
+                return Some(Ok(()));
+            }
+            match self.go_to(next, controller) {
+                Ok(true) => {
+                    self.step = Step::No;
+                    self.state = next;
+                    tracing::debug!(state = ?next, "migration");
+                }
+                Ok(false) => return None,
+                Err(errno) => {
+                    self.step = Step::No;
+                    return Some(Err(errno));
+                }
+            }
+        }
+    }
+
+    /// Goes along one arc of the states. Returns whether the state is reached.
+    fn go_to(&mut self, next: MigrationState, controller: &mut Controller) -> Result<bool, Errno> {
+        match (self.state, next) {
+            (MigrationState::Running, _) => self.stop(controller),
+            (MigrationState::StopCopy, _) => {
+                self.forget_stream();
+                Ok(true)
+            }
+            (MigrationState::Resuming, _) => self.load(controller),
+            (_, MigrationState::StopCopy) => self.save(controller),
+            (_, MigrationState::Resuming) => {
+                if self.step == Step::No {
+                    self.step = Step::Reset;
+                    controller.reset();
+                }
+                self.forget_stream();
+                Ok(!controller.is_resetting())
+            }
+            _ => self.run(controller),
+        }
+    }
+
+    fn stop(&mut self, controller: &mut Controller) -> Result<bool, Errno> {
+        if self.step == Step::No {
+            self.step = Step::Drain;
+            controller.pause();
+        }
+        if let Some(why) = controller.is_busy_for_migration() {
+            tracing::warn!(why, "the guest cannot migrate now");
+            if self.ownership.is_held() {
+                controller.unpause();
+            }
+            return Err(Errno::BUSY);
+        }
+        if !controller.is_quiet() {
+            return Ok(false);
+        }
+        controller.suspend_survival(true);
+        Ok(true)
+    }
+
+    fn save(&mut self, controller: &mut Controller) -> Result<bool, Errno> {
+        if self.step == Step::No && self.ownership.is_held() {
+            self.step = Step::Release;
+            if !self.ownership.release() {
+                // An earlier flush has failed.
+                return Err(Errno::IO);
+            }
+            controller.begin_hand_over();
+        }
+        self.advance_lock(controller);
+        if self.ownership.is_flushing() || self.ownership.is_waiting() {
+            return Ok(false);
+        }
+        if self.ownership.is_held() {
+            // The flush has failed, and the log says so.
+            return Err(Errno::IO);
+        }
+        self.stream = controller.save_stream().map_err(|error| {
+            tracing::error!(%error, "the state of the guest's disk cannot be saved");
+            Errno::IO
+        })?;
+        self.read = 0;
+        Ok(true)
+    }
+
+    fn load(&mut self, controller: &mut Controller) -> Result<bool, Errno> {
+        let loaded = controller.load_stream(&self.stream);
+        self.forget_stream();
+        loaded.map(|()| true).map_err(|error| {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(error, "the state of a guest that migrates here is refused");
+            // The reset removes what was restored before the error.
+            controller.reset();
+            self.state = MigrationState::Error;
+            Errno::INVAL
+        })
+    }
+
+    fn run(&mut self, controller: &mut Controller) -> Result<bool, Errno> {
+        if !self.ownership.is_held() {
+            if self.step == Step::No {
+                self.step = Step::Take;
+                self.refused = false;
+                self.ownership.take();
+            }
+            self.advance_lock(controller);
+            if std::mem::take(&mut self.refused) {
+                return Err(Errno::BUSY);
+            }
+        }
+        if !self.ownership.take() {
+            return Ok(false);
+        }
+        controller.check_sizes();
+        controller.unpause();
+        controller.suspend_survival(controller.is_logging());
+        Ok(true)
+    }
+}
+
+impl Migration for NvmeDevice {
+    fn state(&self) -> MigrationState {
+        let live = self.live.as_ref();
+        live.map_or(MigrationState::Running, |live| live.state)
+    }
+
+    fn set_state(&mut self, wanted: MigrationState) -> Result<OperationOutcome, Errno> {
+        let Some(live) = &mut self.live else {
+            return Err(Errno::NOTSUP);
+        };
+        live.wanted = wanted;
+        match live.advance(&mut self.controller) {
+            Some(result) => result.map(|()| OperationOutcome::Done),
+            None => Ok(self.wait_for_migration()),
+        }
+    }
+
+    fn read_state(&mut self, data: &mut [u8]) -> Result<usize, Errno> {
+        let live = self.live.as_mut().ok_or(Errno::NOTSUP)?;
+        let rest = live.stream.get(live.read..).unwrap_or_default();
+        let count = rest.len().min(data.len());
+        let (Some(to), Some(from)) = (data.get_mut(..count), rest.get(..count)) else {
+            return Ok(0);
+        };
+        to.copy_from_slice(from);
+        live.read += count;
+        Ok(count)
+    }
+
+    fn write_state(&mut self, data: &[u8]) -> Result<(), Errno> {
+        let live = self.live.as_mut().ok_or(Errno::NOTSUP)?;
+        if data.len() > MAX_STREAM.saturating_sub(live.stream.len()) {
+            return Err(Errno::FBIG);
+        }
+        live.stream.extend_from_slice(data);
+        Ok(())
+    }
+
+    fn start_log(&mut self) -> Result<OperationOutcome, Errno> {
+        if self.controller.is_logging() {
+            return Err(Errno::BUSY);
+        }
+        self.controller.start_dirty_log();
+        self.controller.suspend_survival(true);
+        // Writes of outstanding commands are in no log, and the VMM copies them after the answer.
+        Ok(self.outcome(WaitReason::Unmap))
+    }
+
+    fn stop_log(&mut self) -> Result<(), Errno> {
+        if !self.controller.is_logging() {
+            return Err(Errno::INVAL);
+        }
+        self.controller.stop_dirty_log();
+        let is_running = self.state() == MigrationState::Running;
+        self.controller.suspend_survival(!is_running);
+        Ok(())
+    }
+
+    fn take_dirty(
+        &mut self,
+        iova: u64,
+        length: u64,
+        each: &mut dyn FnMut(u64),
+    ) -> Result<(), Errno> {
+        if !self.controller.is_logging() {
+            return Err(Errno::INVAL);
+        }
+        self.controller.take_dirty(iova, length, each);
+        Ok(())
+    }
+}
