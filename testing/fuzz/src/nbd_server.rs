@@ -108,7 +108,7 @@ impl Storage for Disk {
 
     fn allocation(&mut self, offset: u64, len: u64) -> (Allocation, u64) {
         assert!(len > 0 && offset < SIZE && len <= SIZE - offset);
-        let state = if offset / 4096 % 2 == 0 {
+        let state = if (offset / 4096).is_multiple_of(2) {
             Allocation::Data
         } else {
             Allocation::Hole

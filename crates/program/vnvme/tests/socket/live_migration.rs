@@ -509,23 +509,21 @@ fn only_transitions_and_features_of_protocol_are_accepted() {
 
 #[test]
 fn disk_that_cannot_migrate_says_so() {
-    for more in ["cmb-size = \"2M\""] {
-        let test_dir = TestDir::new();
-        let disk = test_dir.disk("disk.raw", DISK);
-        let config = test_dir.path("c.toml");
-        let socket = test_dir.socket();
-        let table = format!(
-            "[[controller]]\nsocket = {socket:?}\n{more}\n\
-             [[controller.namespace]]\nvolume = {disk:?}\n"
-        );
-        fs::write(&config, table).unwrap();
-        let daemon = Daemon::spawn(&["serve", "--config", &text(&config)]);
-        daemon.wait_listening(&socket);
-        let mut client = Client::connect(&socket, WAIT_TIMEOUT).unwrap();
-        assert_eq!(refused(client.migration_flags().map(drop)), Errno::NOTSUP);
-        drop(client);
-        daemon.end();
-    }
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", DISK);
+    let config = test_dir.path("c.toml");
+    let socket = test_dir.socket();
+    let table = format!(
+        "[[controller]]\nsocket = {socket:?}\ncmb-size = \"2M\"\n\
+         [[controller.namespace]]\nvolume = {disk:?}\n"
+    );
+    fs::write(&config, table).unwrap();
+    let daemon = Daemon::spawn(&["serve", "--config", &text(&config)]);
+    daemon.wait_listening(&socket);
+    let mut client = Client::connect(&socket, WAIT_TIMEOUT).unwrap();
+    assert_eq!(refused(client.migration_flags().map(drop)), Errno::NOTSUP);
+    drop(client);
+    daemon.end();
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://8M"]);
     let mut client = Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
