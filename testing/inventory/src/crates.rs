@@ -218,6 +218,6 @@ mod tests {
         assert_eq!(rustix.checksum.as_deref().map(str::len), Some(64));
         let (_, daemon) = find("daemon").unwrap();
         assert_eq!(daemon.checksum, None);
-        assert!(daemon.uses.iter().any(|(name, _)| name == "worker"));
+        assert!(daemon.uses.iter().any(|(name, _)| name == "vnvme-worker"));
     }
 }

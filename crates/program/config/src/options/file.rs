@@ -179,7 +179,8 @@ mod tests {
             "line 3, column 1",
             "unknown field `serail`, did you mean `serial`? expected one of `name`, `socket`, \
              `socket-owner`",
-            "`mdts`, `max-namespaces`, `pool`, `pool-capacity`, `pool-block-size`, `namespace`",
+            "`mdts`, `max-namespaces`, `pool`, `pool-capacity`, `pool-block-size`, `incoming`, \
+             `namespace`",
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }

@@ -222,10 +222,21 @@ impl NvmeDevice {
             self.leaving.clear();
         }
         let mut left = !self.leaving.is_empty();
+        let loses = |live: &LiveMigration| live.has_lost_volume(&self.controller);
+        if self.live.as_ref().is_some_and(loses) {
+            // The last owner of the volume closes it.
+            sync::discard(self.live.take());
+            self.controller.unpause();
+        }
         if let Some(live) = &mut self.live {
             left |= live.settle(&mut self.controller, self.has_client);
         }
         self.is_settling = left;
+    }
+
+    /// Notes that a namespace may be detached.
+    pub(super) fn may_lose_volume(&mut self) {
+        self.is_settling = true;
     }
 
     /// Notes that a client has connected.

@@ -6,7 +6,7 @@
 //! RUNNING. A cancelled migration leads the source back to RUNNING, and so to the lock.
 
 use super::device::{NvmeDevice, WaitReason};
-use controller::{Controller, MAX_STREAM};
+use controller::{Controller, MAX_STREAM, NamespaceConfig};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -89,6 +89,15 @@ impl LiveMigration {
     /// volume whose lock can be handed over.
     pub fn is_offered(&self, controller: &Controller) -> bool {
         controller.cannot_migrate().is_none() && controller.is_only_volume(self.ownership.volume())
+    }
+
+    /// Returns whether the volume's namespace was detached, and no migration is in progress: nobody
+    /// waits for the lock, and the volume has to be closed.
+    pub fn has_lost_volume(&self, controller: &Controller) -> bool {
+        let volume = self.ownership.volume();
+        let has_it = |ns: &NamespaceConfig| Arc::ptr_eq(&ns.volume, volume);
+        let is_idle = self.state == MigrationState::Running && self.step == Step::No;
+        is_idle && !controller.namespaces().any(has_it)
     }
 
     /// Returns whether the guest waits for the lock outside of a migration: it uses a disk that has

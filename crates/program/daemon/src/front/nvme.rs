@@ -248,6 +248,7 @@ impl NvmeFront {
 
     /// Returns the controller and the worker's io_uring, to attach and detach namespaces.
     pub fn controller_mut(&mut self) -> (&mut Controller, &Rc<Io>) {
+        self.device.may_lose_volume();
         (&mut self.device.controller, &self.io)
     }
 

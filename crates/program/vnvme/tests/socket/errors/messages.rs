@@ -173,7 +173,7 @@ $ -c c.toml
 | io_queues = 3
 | [[controller.namespace]]
 | volume = "mem://1M"
-1 unknown field `io_queues`, did you mean `io-queues`? expected one of `name`, `socket`, `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, `cmb-size`, `boot-partition`, `write-cache`, `model`, `cloud`, `serial`, `firmware`, `subnqn`, `subsystem`, `cntlid`, `host-id`, `io-queues`, `queue-entries`, `mdts`, `max-namespaces`, `pool`, `pool-capacity`, `pool-block-size`, `namespace`
+1 unknown field `io_queues`, did you mean `io-queues`? expected one of `name`, `socket`, `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, `cmb-size`, `boot-partition`, `write-cache`, `model`, `cloud`, `serial`, `firmware`, `subnqn`, `subsystem`, `cntlid`, `host-id`, `io-queues`, `queue-entries`, `mdts`, `max-namespaces`, `pool`, `pool-capacity`, `pool-block-size`, `incoming`, `namespace`
 $ -c c.toml
 | socket-mode = 432
 | [[controller.namespace]]
