@@ -396,8 +396,8 @@ impl Backend {
         }
     }
 
-    /// Keeps front-ends from connecting, until [`Backend::admit_clients`]. `false`: there is one, or
-    /// its requests are outstanding, or another process may get the volume.
+    /// Keeps front-ends from connecting, until [`Backend::admit_clients`]. `false`: there is one,
+    /// requests of one are outstanding, or another process may get the volume.
     pub fn withhold(&mut self) -> bool {
         let is_used = self.session.is_some() || self.leaving.is_some();
         if is_used || !self.disk.ownership.is_kept() {

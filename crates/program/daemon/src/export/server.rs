@@ -362,3 +362,22 @@ impl Write for Handshake<'_> {
         self.socket.flush()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use volume::{MemVolume, Volume};
+
+    #[test]
+    fn preferred_size_is_power_of_two_within_maximum() {
+        let exported = Exported {
+            name: "vm0".into(),
+            writable: false,
+        };
+        let mut info = MemVolume::new(1 << 20).unwrap().info();
+        for (optimal, preferred) in [(0, 4096), (192 << 10, 256 << 10), (1 << 30, 32 << 20)] {
+            info.optimal_io = optimal;
+            assert_eq!(exported.info(&info).preferred, preferred);
+        }
+    }
+}

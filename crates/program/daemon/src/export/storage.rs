@@ -6,8 +6,8 @@ use nbd_protocol::server::{Allocation, Storage, StorageError};
 use std::sync::{Arc, mpsc};
 use volume::{IoErrorKind, Op};
 
-/// Maximum number of bytes that one request zeroes. Some volumes write zeroes for lack of a command,
-/// and only so many.
+/// Maximum number of bytes that one request zeroes. Some volumes write zeroes for lack of a
+/// command, and only so many.
 const MAX_ZEROED: usize = 1 << 30;
 
 /// Storage of an export for one client.

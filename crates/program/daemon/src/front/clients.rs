@@ -29,7 +29,7 @@ impl NvmeFront {
         true
     }
 
-    /// Keeps clients from connecting. `false`: there is one, or commands are outstanding, or another
+    /// Keeps clients from connecting. `false`: there is one, commands are outstanding, or another
     /// process may get the volume.
     pub fn withhold(&mut self) -> bool {
         if self.connection.is_some() || !self.device.is_unused() {

@@ -317,7 +317,8 @@ fn writable_export_restores_a_disk() {
     assert!(fs::read(&disk).unwrap() == written);
 }
 
-/// A volume that does not answer keeps guests away: late writes of the restore would replace theirs.
+/// A volume that does not answer keeps guests away: late writes of the restore would replace data
+/// of theirs.
 #[test]
 fn hanging_restore_keeps_guests_away() {
     let test_dir = TestDir::new();
