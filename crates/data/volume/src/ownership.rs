@@ -174,6 +174,11 @@ impl Ownership {
         self.is_incoming && self.is_held()
     }
 
+    /// Returns whether the disk has the lock and keeps it, also without a front-end.
+    pub fn is_kept(&self) -> bool {
+        self.is_held() && !(self.is_incoming && self.has_lock())
+    }
+
     /// Requests the lock for a started queue. Returns whether the disk has it; otherwise
     /// [`Ownership::advance`] reports the result.
     pub fn take(&mut self) -> bool {

@@ -396,9 +396,11 @@ impl Backend {
         }
     }
 
-    /// Keeps front-ends from connecting, until [`Backend::admit_clients`]. `false`: there is one.
+    /// Keeps front-ends from connecting, until [`Backend::admit_clients`]. `false`: there is one,
+    /// requests of one are outstanding, or another process may get the volume.
     pub fn withhold(&mut self) -> bool {
-        if self.session.is_some() || self.leaving.is_some() {
+        let is_used = self.session.is_some() || self.leaving.is_some();
+        if is_used || !self.disk.ownership.is_kept() {
             return false;
         }
         self.withheld = true;

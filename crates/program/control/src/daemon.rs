@@ -93,7 +93,7 @@ pub trait Daemon: Send + Sync + 'static {
     /// Ends all exports of a disk.
     ///
     /// # Errors
-    /// The disk has no export.
+    /// The disk has no export, or its volume has not answered all requests of one that has ended.
     fn unexport(&self, disk: &str) -> Result<(), Error>;
 
     /// Changes limits and weights; returns those of the selected volumes.

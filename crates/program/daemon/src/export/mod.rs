@@ -9,4 +9,4 @@ mod server;
 mod storage;
 
 pub use pump::{Pump, PumpLink};
-pub use server::{ExportServer, Exported};
+pub use server::{END_TIMEOUT, ExportServer, Exported};

@@ -2,6 +2,7 @@
 
 use crate::serve::peers::Assignment;
 use dma::{Buffer, SegmentList};
+use std::any::Any;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, mpsc};
@@ -103,9 +104,11 @@ impl Order {
     }
 }
 
-#[derive(Default)]
 struct Inbox {
     orders: Vec<Order>,
+    /// Exported volume; `None` once the export is being ended. Threads of clients, which may be
+    /// stuck, have no other reference to it.
+    volume: Option<Arc<dyn Volume>>,
     /// Whether the export is being ended, or its worker is.
     closed: bool,
 }
@@ -131,15 +134,28 @@ impl PumpLink {
         self.waker.wake_by_ref();
     }
 
-    /// Ends the pump, after its outstanding requests.
+    /// Returns the exported volume, unless the export is being ended. Callers keep it for a moment
+    /// only.
+    pub fn volume(&self) -> Option<Arc<dyn Volume>> {
+        self.inbox.lock().unpoisoned().volume.clone()
+    }
+
+    /// Ends the pump, after its outstanding requests, and gives the volume up.
     pub fn close(&self) {
+        let volume = self.inbox.lock().unpoisoned().volume.take();
+        drop(volume);
+        self.end();
+        self.waker.wake_by_ref();
+    }
+
+    /// Refuses all orders from now on.
+    fn end(&self) {
         let orders = {
             let mut inbox = self.inbox.lock().unpoisoned();
             inbox.closed = true;
             std::mem::take(&mut inbox.orders)
         };
         drop(orders);
-        self.waker.wake_by_ref();
     }
 }
 
@@ -155,35 +171,45 @@ pub struct Pump {
     free: Vec<u16>,
     closed: bool,
     _assignment: Assignment,
+    /// Dropped after the queue, when no request is outstanding any more.
+    _until_end: Option<Box<dyn Any + Send>>,
     /// Dropped last: tells the export that the volume is not used any more.
     _ended: mpsc::Sender<Infallible>,
 }
 
 impl Pump {
-    /// Opens a queue into a volume on the worker of `context`. The receiver is disconnected when
-    /// the pump has ended.
+    /// Opens a queue into a volume on the worker of `context`. `until_end` is dropped when the last
+    /// request has ended, then the receiver is disconnected.
     ///
     /// # Errors
     /// The volume cannot be opened on this worker.
     pub fn new(
-        volume: &dyn Volume,
+        volume: Arc<dyn Volume>,
         context: &Context<'_>,
         assignment: Assignment,
+        until_end: Option<Box<dyn Any + Send>>,
     ) -> Result<(Self, Arc<PumpLink>, mpsc::Receiver<Infallible>), VolumeError> {
+        let queue = volume.open(context.io)?;
+        let inbox = Inbox {
+            orders: Vec::new(),
+            volume: Some(volume),
+            closed: false,
+        };
         let link = Arc::new(PumpLink {
-            inbox: Mutex::default(),
+            inbox: Mutex::new(inbox),
             waker: context.waker.clone(),
         });
         let (ended, end) = mpsc::channel();
         let pump = Self {
             link: link.clone(),
-            queue: volume.open(context.io)?,
+            queue,
             owner: context.owner,
             waiting: VecDeque::new(),
             outstanding: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH).rev().collect(),
             closed: false,
             _assignment: assignment,
+            _until_end: until_end,
             _ended: ended,
         };
         Ok((pump, link, end))
@@ -290,7 +316,7 @@ impl Frontend for Pump {
     fn flush(&mut self) {
         // Data of a writable export is made durable by its clients' flushes, and by the flush of
         // the disk's own front-end.
-        self.link.close();
+        self.link.end();
         self.closed = true;
         self.waiting.clear();
     }

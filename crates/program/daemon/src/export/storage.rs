@@ -4,21 +4,23 @@ use super::pump::{Done, Order, PIECE, PumpLink};
 use dma::Buffer;
 use nbd_protocol::server::{Allocation, Storage, StorageError};
 use std::sync::{Arc, mpsc};
-use volume::{IoErrorKind, Op, Volume};
+use volume::{IoErrorKind, Op};
+
+/// Maximum number of bytes that one request zeroes. Some volumes write zeroes for lack of a
+/// command, and only so many.
+const MAX_ZEROED: usize = 1 << 30;
 
 /// Storage of an export for one client.
 pub(super) struct VolumeStorage {
-    volume: Arc<dyn Volume>,
     link: Arc<PumpLink>,
     done: mpsc::Sender<Done>,
     results: mpsc::Receiver<Done>,
 }
 
 impl VolumeStorage {
-    pub(super) fn new(volume: Arc<dyn Volume>, link: Arc<PumpLink>) -> Self {
+    pub(super) fn new(link: Arc<PumpLink>) -> Self {
         let (done, results) = mpsc::channel();
         Self {
-            volume,
             link,
             done,
             results,
@@ -101,7 +103,11 @@ impl Storage for VolumeStorage {
         deallocate: bool,
         fua: bool,
     ) -> Result<(), StorageError> {
-        self.execute_one(Op::WriteZeroes { deallocate, fua }, offset, len)
+        let end = offset.saturating_add(len);
+        (offset..end).step_by(MAX_ZEROED).try_for_each(|offset| {
+            let len = (end - offset).min(MAX_ZEROED as u64);
+            self.execute_one(Op::WriteZeroes { deallocate, fua }, offset, len)
+        })
     }
 
     fn trim(&mut self, offset: u64, len: u64) -> Result<(), StorageError> {
@@ -117,7 +123,8 @@ impl Storage for VolumeStorage {
     }
 
     fn allocation(&mut self, offset: u64, len: u64) -> (Allocation, u64) {
-        match self.volume.allocation(offset, len) {
+        let volume = self.link.volume();
+        match volume.and_then(|volume| volume.allocation(offset, len)) {
             Some((volume::Allocation::Hole, run)) => (Allocation::Hole, run),
             Some((volume::Allocation::Data, run)) => (Allocation::Data, run),
             None => (Allocation::Data, len),

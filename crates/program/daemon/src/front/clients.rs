@@ -29,9 +29,10 @@ impl NvmeFront {
         true
     }
 
-    /// Keeps clients from connecting. `false`: there is a client.
+    /// Keeps clients from connecting. `false`: there is one, commands are outstanding, or another
+    /// process may get the volume.
     pub fn withhold(&mut self) -> bool {
-        if self.connection.is_some() {
+        if self.connection.is_some() || !self.device.is_unused() {
             return false;
         }
         self.withheld = true;

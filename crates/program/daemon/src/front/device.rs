@@ -239,6 +239,17 @@ impl NvmeDevice {
         self.is_settling = true;
     }
 
+    /// Returns whether nothing reads or writes the namespaces now, nor will before the next client:
+    /// no command of the last client is outstanding, nor work that it has begun, and the disk keeps
+    /// its volume's lock.
+    pub fn is_unused(&self) -> bool {
+        let controller = &self.controller;
+        let live = self.live.as_ref();
+        live.is_none_or(LiveMigration::keeps_lock)
+            && controller.is_busy_for_migration().is_none()
+            && controller.is_quiet()
+    }
+
     /// Notes that a client has connected.
     pub fn connected(&mut self) {
         self.has_client = true;

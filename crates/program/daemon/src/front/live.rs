@@ -106,6 +106,11 @@ impl LiveMigration {
         self.state == MigrationState::Running && !self.ownership.is_held() && controller.is_ready()
     }
 
+    /// Returns whether the disk has the lock and keeps it without a client.
+    pub fn keeps_lock(&self) -> bool {
+        self.ownership.is_kept()
+    }
+
     /// Continues what goes on without a request of the client: a guest without the lock gets it,
     /// and an incoming disk without a client gives it back. Returns whether anything is left to do.
     pub fn settle(&mut self, controller: &mut Controller, has_client: bool) -> bool {

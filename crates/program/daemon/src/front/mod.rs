@@ -89,7 +89,8 @@ impl Front {
     }
 
     /// Keeps clients from connecting, until [`Front::admit_clients`]. `false`: the front-end has a
-    /// client, or is of a kind that cannot wait.
+    /// client, commands of one are outstanding, another process may get the volume, or its kind
+    /// cannot wait.
     pub fn withhold(&mut self) -> bool {
         match self {
             Self::Nvme(front) => front.withhold(),

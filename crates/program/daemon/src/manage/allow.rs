@@ -259,11 +259,16 @@ impl Allow {
         )))
     }
 
+    /// Returns a path with its links resolved, see [`real`].
+    pub(super) fn real(&self, path: &Path) -> PathBuf {
+        real(&self.here.join(path), &self.answers)
+    }
+
     pub(super) fn check_path(&self, path: &Path) -> Result<(), Error> {
         let Some(places) = &self.places else {
             return Ok(());
         };
-        let real = real(&self.here.join(path), &self.answers);
+        let real = self.real(path);
         // Where it leads could not be found out: nothing of it is trusted.
         let leads_up = real.components().any(|part| part == Component::ParentDir);
         if !leads_up && places.iter().any(|place| real.starts_with(place)) {

@@ -29,7 +29,7 @@ const CLOSED: Duration = Duration::from_secs(10);
 /// Divisor of the requests that a disk with many may have outstanding: it shares the worker's ring
 /// with front-ends that are added and removed.
 const CROWDING: usize = 4;
-const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Returns the error for changes after the end of the process has begun.
 pub(super) fn ending() -> Error {
@@ -246,7 +246,6 @@ impl Manager {
             }
         }
         let intent = self.intend(&name, Next::Gone)?;
-        self.exports.end(&name, None);
         // Other disks of its subsystem go on with them.
         let volumes = if taken.spec.is_in_subsystem() {
             Vec::new()
@@ -272,6 +271,7 @@ impl Manager {
                     });
                     Ok(())
                 })?;
+                self.exports.end(&name, None);
                 // The front-end drains. If its worker ends meanwhile, the worker closes it.
                 if let Ok((remains, end)) = removed.recv() {
                     drop(remains);
@@ -280,7 +280,10 @@ impl Manager {
                     }
                 }
             }
-            DiskServer::Ublk(id) => self.worker_context.disks.remove(id, force)?,
+            DiskServer::Ublk(id) => {
+                self.worker_context.disks.remove(id, force)?;
+                self.exports.end(&name, None);
+            }
         }
         close_last(volumes);
         close_last(pool.into_iter().collect());
@@ -348,7 +351,7 @@ pub(super) fn attached(name: &str) -> Error {
 }
 
 /// Returns the client of a front-end, as [`Manager::client`].
-fn client(front: &mut Front) -> Option<Option<DiskClient>> {
+pub(super) fn client(front: &mut Front) -> Option<Option<DiskClient>> {
     let process = |peer: UCred| DiskClient {
         pid: peer.pid.as_raw_nonzero().get(),
         uid: peer.uid.as_raw(),

@@ -2,42 +2,58 @@
 
 use super::Manager;
 use super::bounded::{Decision, bounded};
-use super::change::{VOLUME_TIMEOUT, attached};
+use super::change::{CHECK_INTERVAL, VOLUME_TIMEOUT, attached, client, ending};
 use super::refused::failed;
 use super::resize::fixed_by;
 use super::table::{BusyDisk, DiskServer};
-use crate::export::{ExportServer, Exported, Pump, PumpLink};
+use crate::export::{END_TIMEOUT, ExportServer, Exported, Pump, PumpLink};
 use crate::front::{Front, Handle};
-use crate::open::prepare::{ListenContext, make_room};
+use crate::open::prepare::ListenContext;
 use anyhow::Context as _;
-use config::access::SocketAccess;
-use config::origin::Origin;
 use control::Error;
 use control::api::{Export, NewExport};
+use std::any::Any;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use vfio_user::Listener;
 use volume::Volume;
 
 /// Maximum number of exports of a process: each has threads and descriptors of its own.
 const MAX_EXPORTS: usize = 16;
+/// Maximum time to wait for the outstanding commands of a disk's last client.
+const QUIET_TIMEOUT: Duration = Duration::from_secs(5);
 /// Start of the address of a Unix socket.
 const UNIX: &str = "unix:";
 
 /// Exports of a process.
 #[derive(Default)]
-pub(super) struct Exports(Mutex<Vec<RunningExport>>);
+pub(super) struct Exports(Mutex<ExportList>);
+
+#[derive(Default)]
+struct ExportList {
+    running: Vec<RunningExport>,
+    /// Whether the process is ending, so that no export may begin.
+    is_closed: bool,
+}
+
+/// Result of [`Exports::end`].
+pub(super) struct EndedExports {
+    count: usize,
+    /// Whether all requests of their clients have ended.
+    are_over: bool,
+}
 
 /// Export that is being served.
 struct RunningExport {
     /// Description of the export, without the number of clients.
     shown: Export,
+    /// Socket of the disk, if it has one.
+    disk_socket: Option<PathBuf>,
     server: ExportServer,
-    /// Disk of a writable export. Dropped after the server.
-    _withheld: Option<WithheldDisk>,
 }
 
 impl RunningExport {
@@ -51,18 +67,39 @@ impl RunningExport {
 }
 
 impl Exports {
-    /// Ends the exports of a disk, or those of one of its namespaces. Returns their number.
-    pub(super) fn end(&self, disk: &str, nsid: Option<u32>) -> usize {
+    /// Ends the exports of a disk, or those of one of its namespaces.
+    pub(super) fn end(&self, disk: &str, nsid: Option<u32>) -> EndedExports {
         let ended: Vec<RunningExport> = {
             let mut exports = self.0.lock().unpoisoned();
             let is_meant = |export: &mut RunningExport| {
                 export.shown.disk == disk && nsid.is_none_or(|nsid| nsid == export.shown.nsid)
             };
-            exports.extract_if(.., is_meant).collect()
+            exports.running.extract_if(.., is_meant).collect()
         };
-        // Not under the lock: clients and outstanding requests are waited for.
-        ended.len()
+        // Not under the lock: outstanding requests are waited for.
+        EndedExports {
+            count: ended.len(),
+            are_over: end_all(&ended),
+        }
     }
+}
+
+/// Ends exports. Returns whether all their requests have ended.
+fn end_all(exports: &[RunningExport]) -> bool {
+    let until = Instant::now() + END_TIMEOUT;
+    exports.iter().for_each(|export| export.server.close());
+    exports
+        .iter()
+        .for_each(|export| export.server.disconnect(until));
+    let mut are_over = true;
+    for export in exports {
+        if !export.server.wait_end(until) {
+            let disk = &export.shown.disk;
+            tracing::warn!(disk, "requests of an export that has ended are outstanding");
+            are_over = false;
+        }
+    }
+    are_over
 }
 
 /// Disk that accepts no clients and does not change. Dropping this lets clients connect again.
@@ -99,7 +136,8 @@ impl Manager {
     /// Returns all exports, sorted by disk.
     pub fn exports(&self) -> Vec<Export> {
         let exports = self.exports.0.lock().unpoisoned();
-        let running = exports.iter().filter(|export| !export.server.has_ended());
+        let running = exports.running.iter();
+        let running = running.filter(|export| !export.server.has_ended());
         let mut shown: Vec<Export> = running.map(RunningExport::shown).collect();
         shown.sort_by(|one, other| (&one.disk, &one.nbd).cmp(&(&other.disk, &other.nbd)));
         shown
@@ -130,18 +168,53 @@ impl Manager {
     /// # Errors
     /// See [`control::Daemon::unexport`].
     pub fn unexport(&self, disk: &str) -> Result<(), Error> {
-        if self.exports.end(disk, None) == 0 {
+        let ended = self.exports.end(disk, None);
+        if ended.count == 0 {
             self.ensure_known(disk)?;
             return Err(Error::not_found(format!("\"{disk}\" has no export")));
         }
         tracing::info!(disk, "no longer exported");
-        Ok(())
+        if ended.are_over {
+            return Ok(());
+        }
+        Err(Error::failed(format!(
+            "\"{disk}\" is no longer exported, but its volume has not answered all requests of \
+             the export; until then, a disk that was exported for writing accepts no guest"
+        )))
+    }
+
+    /// Ends the exports of disks whose volumes have been handed to another process, which writes
+    /// them. Waits for nothing.
+    pub fn end_exports_handed_over(&self) {
+        let ended: Vec<RunningExport> = {
+            let mut exports = self.exports.0.lock().unpoisoned();
+            let is_handed_over =
+                |export: &mut RunningExport| self.is_incoming(export.disk_socket.as_deref());
+            exports.running.extract_if(.., is_handed_over).collect()
+        };
+        for export in ended {
+            let disk = &export.shown.disk;
+            tracing::warn!(
+                disk,
+                "an export ends: another process may write the volume now"
+            );
+            export.server.close();
+            sync::discard(export);
+        }
     }
 
     /// Removes the sockets of all exports and disconnects their clients, at the end of the process.
     pub fn close_exports(&self) {
-        let mut exports = self.exports.0.lock().unpoisoned();
-        exports.iter_mut().for_each(|export| export.server.close());
+        let exports = {
+            let mut exports = self.exports.0.lock().unpoisoned();
+            exports.is_closed = true;
+            std::mem::take(&mut exports.running)
+        };
+        let until = Instant::now() + END_TIMEOUT;
+        exports.iter().for_each(|export| export.server.close());
+        exports
+            .iter()
+            .for_each(|export| export.server.disconnect(until));
     }
 
     fn export_taken(
@@ -154,8 +227,9 @@ impl Manager {
         let (name, nsid) = (taken.name.clone(), new.nsid.unwrap_or(1));
         let volume = self.volume_to_export(&taken, nsid, new.writable)?;
         self.check_exports(&name, new.writable)?;
-        let origin = Origin::default();
-        make_room(socket, &origin, &self.worker_context.opener).map_err(failed)?;
+        self.check_free(socket)?;
+        let room = Listener::make_room(socket);
+        room.map_err(|error| failed(error.into()))?;
         if !decision.commit() {
             return Err(Error::failed("it was given up"));
         }
@@ -169,17 +243,19 @@ impl Manager {
             encrypted: volume.is_encrypted(),
             clients: 0,
         };
+        let disk_socket = taken.spec.socket().map(Path::to_owned);
         // Until the export is in the list, the disk can be neither removed nor changed.
         let (withheld, _taken) = if new.writable {
             (Some(self.withhold(taken)?), None)
         } else {
             (None, Some(taken))
         };
-        let listener = self.listen_for_export(socket, &origin)?;
-        let (link, end) = self.pump(&volume, &name)?;
+        let listener = self.listen_for_export(socket)?;
+        // The pump keeps guests away as long as its requests are outstanding.
+        let until_end = withheld.map(|disk| Box::new(disk) as Box<dyn Any + Send>);
+        let (link, end) = self.pump(volume, &name, until_end)?;
         let exported = Exported {
             name,
-            volume,
             writable: new.writable,
         };
         let pump = link.clone();
@@ -187,11 +263,18 @@ impl Manager {
         let server = server.inspect_err(|_| pump.close()).map_err(failed)?;
         let export = RunningExport {
             shown,
+            disk_socket,
             server,
-            _withheld: withheld,
         };
         let shown = export.shown();
-        self.exports.0.lock().unpoisoned().push(export);
+        {
+            let mut exports = self.exports.0.lock().unpoisoned();
+            if exports.is_closed {
+                drop(exports);
+                return Err(ending());
+            }
+            exports.running.push(export);
+        }
         let (disk, nbd) = (&shown.disk, &shown.nbd);
         tracing::info!(disk, nsid, nbd, writable = shown.writable, "exported");
         Ok(shown)
@@ -221,9 +304,7 @@ impl Manager {
             });
         };
         if self.is_incoming(taken.spec.socket()) {
-            return Err(Error::conflict(format!(
-                "another process may still write the volume of \"{name}\""
-            )));
+            return Err(may_be_written(name));
         }
         if !writable {
             return Ok(volume);
@@ -251,7 +332,7 @@ impl Manager {
 
     /// Checks that there is room for another export, and that a writable one is a disk's only one.
     fn check_exports(&self, disk: &str, writable: bool) -> Result<(), Error> {
-        let exports = self.exports.0.lock().unpoisoned();
+        let exports = &self.exports.0.lock().unpoisoned().running;
         if exports.len() >= MAX_EXPORTS {
             return Err(Error::conflict(format!(
                 "there are {MAX_EXPORTS} exports, and not more at a time"
@@ -265,25 +346,67 @@ impl Manager {
         Ok(())
     }
 
-    /// Keeps clients from a disk that has none.
+    /// Checks that no disk and not the control socket has this path, whether anyone listens there
+    /// now or not.
+    fn check_free(&self, socket: &Path) -> Result<(), Error> {
+        let path = self.allow.real(socket);
+        let is_it = |other: &Path| self.allow.real(other) == path;
+        let control = self.worker_context.options.control.as_deref();
+        if control.is_some_and(is_it) {
+            let socket = socket.display();
+            return Err(Error::conflict(format!(
+                "{socket} is the control socket: choose another path for the export"
+            )));
+        }
+        let disks = self.worker_context.table.all();
+        let mut disks = disks.iter();
+        let disk = disks.find(|(_, entry)| entry.spec.socket().is_some_and(is_it));
+        disk.map_or(Ok(()), |(name, _)| {
+            let socket = socket.display();
+            Err(Error::conflict(format!(
+                "{socket} is the socket of \"{name}\": choose another path for the export"
+            )))
+        })
+    }
+
+    /// Keeps clients from a disk that has none, and of which no command is outstanding.
     fn withhold(&self, taken: BusyDisk) -> Result<WithheldDisk, Error> {
         let name = taken.name.clone();
         let DiskServer::Worker { worker, owner } = taken.running.server else {
             return Err(only_sockets(&name));
         };
-        let is_withheld =
-            self.on_worker(worker, move |thread, _| match thread.front_mut(owner) {
-                Some(front) => match front {
-                    Front::Nvme(_) | Front::VhostBlk(_) => Ok(front.withhold()),
-                    _ => Err(only_sockets(&name)),
-                },
-                None => Err(Error::not_found(format!("\"{name}\" is gone"))),
-            })?;
-        if !is_withheld {
-            return Err(attached(&taken.name));
+        let began = Instant::now();
+        loop {
+            let called = name.clone();
+            let (is_withheld, is_attached) =
+                self.on_worker(worker, move |thread, _| match thread.front_mut(owner) {
+                    Some(front) => match front {
+                        Front::Nvme(_) | Front::VhostBlk(_) => {
+                            Ok((front.withhold(), client(front).is_some()))
+                        }
+                        _ => Err(only_sockets(&called)),
+                    },
+                    None => Err(Error::not_found(format!("\"{called}\" is gone"))),
+                })?;
+            if is_withheld {
+                break;
+            }
+            if is_attached {
+                return Err(attached(&name));
+            }
+            if self.is_incoming(taken.spec.socket()) {
+                return Err(may_be_written(&name));
+            }
+            if began.elapsed() >= QUIET_TIMEOUT {
+                return Err(Error::conflict(format!(
+                    "\"{name}\" has no client, but commands are outstanding, or its volume is \
+                     being handed to another process"
+                )));
+            }
+            std::thread::sleep(CHECK_INTERVAL);
         }
         let worker = self.worker_context.peers.handle(worker);
-        let worker = worker.ok_or_else(super::change::ending)?.clone();
+        let worker = worker.ok_or_else(ending)?.clone();
         Ok(WithheldDisk {
             worker,
             owner,
@@ -291,7 +414,7 @@ impl Manager {
         })
     }
 
-    fn listen_for_export(&self, socket: &Path, origin: &Origin) -> Result<Listener, Error> {
+    fn listen_for_export(&self, socket: &Path) -> Result<Listener, Error> {
         let context = ListenContext {
             usual: &self.process.access,
             receiver: &self.worker_context.receiver,
@@ -301,22 +424,23 @@ impl Manager {
                 .then_some(&self.worker_context.socket_maker),
             opener: &self.worker_context.opener,
         };
-        let access = SocketAccess::default();
-        context.bind(socket, &access, origin, None).map_err(failed)
+        let listener = context.bind_new(socket, &self.process.access);
+        listener.map_err(failed)
     }
 
     /// Starts the front-end of an export on the worker that has the fewest.
     fn pump(
         &self,
-        volume: &Arc<dyn Volume>,
+        volume: Arc<dyn Volume>,
         name: &str,
+        until_end: Option<Box<dyn Any + Send>>,
     ) -> Result<(Arc<PumpLink>, Receiver<Infallible>), Error> {
         let (worker, assignment) = self.worker_context.peers.assign_any();
-        let (volume, name) = (volume.clone(), format!("export of {name}"));
+        let name = format!("export of {name}");
         self.on_worker(worker, move |thread, _| {
             let mut made = None;
             let added = thread.add(|context| {
-                let (pump, link, end) = Pump::new(&*volume, context, assignment)?;
+                let (pump, link, end) = Pump::new(volume, context, assignment, until_end)?;
                 made = Some((link, end));
                 Ok::<_, volume::VolumeError>(Front::Export(Box::new(pump)))
             });
@@ -327,6 +451,12 @@ impl Manager {
             made.context("a worker has too many disks").map_err(failed)
         })
     }
+}
+
+fn may_be_written(name: &str) -> Error {
+    Error::conflict(format!(
+        "another process may still write the volume of \"{name}\""
+    ))
 }
 
 fn only_sockets(name: &str) -> Error {

@@ -180,7 +180,6 @@ impl Manager {
         disk.namespaces.retain(|ns| ns.nsid != Some(nsid));
         let intent = self.intend(&name, Next::As(Box::new(next.clone())))?;
         crash::point!("vnvme.detach.recorded");
-        self.exports.end(&name, Some(nsid));
         let (gone, left) = std::mem::take(&mut taken.running.volumes)
             .into_iter()
             .partition::<Vec<_>, _>(|(id, _)| *id == nsid);
@@ -194,6 +193,7 @@ impl Manager {
                 Err(unknown(&called))
             }
         })?;
+        self.exports.end(&name, Some(nsid));
         // The namespace is no longer listed, whatever its volume does.
         taken.spec = next;
         taken.running.volumes = left;

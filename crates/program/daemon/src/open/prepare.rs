@@ -160,10 +160,7 @@ impl ListenContext<'_> {
     ) -> Result<Listener> {
         let Opener { keeper, idle, .. } = self.opener;
         let access = &access.or(self.usual);
-        if access.is_open_to_all() {
-            let socket = socket.display();
-            tracing::warn!(%socket, "every user of this machine may connect (socket-mode)");
-        }
+        self.warn_if_open(socket, access);
         let inherited = origin.place("socket", keeper.inherited.listener(socket, access))?;
         if let Some(listener) = inherited.or_else(|| idle.take(socket)) {
             return Ok(listener);
@@ -177,13 +174,32 @@ impl ListenContext<'_> {
                 }
             }
         }
-        let listener = match self.maker {
+        origin.place("socket", self.make(socket, access))
+    }
+
+    /// Listens at a path with a new socket, where no other one is.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn bind_new(&self, socket: &Path, access: &SocketAccess) -> Result<Listener> {
+        self.warn_if_open(socket, access);
+        self.make(socket, access)
+    }
+
+    fn warn_if_open(&self, socket: &Path, access: &SocketAccess) {
+        if access.is_open_to_all() {
+            let socket = socket.display();
+            tracing::warn!(%socket, "every user of this machine may connect (socket-mode)");
+        }
+    }
+
+    fn make(&self, socket: &Path, access: &SocketAccess) -> Result<Listener> {
+        match self.maker {
             Some(maker) if !access.is_usual() => maker.listen(socket, access).map_err(Into::into),
             _ => access
                 .resolve()
                 .and_then(|access| Ok(Listener::bind_for(socket, &access)?)),
-        };
-        origin.place("socket", listener)
+        }
     }
 }
 

@@ -714,6 +714,7 @@ fn serve_opened(
             worker_context.registry.look();
             worker_context.heap.look();
             keeper.look();
+            managed.end_exports_handed_over();
             if sizes.have_changed() {
                 managed.refresh_records();
             }

@@ -7,8 +7,17 @@ use clap::Args;
 use config::usage_error::UsageError;
 use control::api::{Export, NewExport};
 use output::outln;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::json;
 use std::path::Path;
+
+/// Characters that are percent-encoded in the query of a URI (RFC 3986, 2.2 and 2.3), except "/".
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/');
 
 /// Options of `vnvme export`.
 #[derive(Args)]
@@ -42,6 +51,7 @@ fn absolute(address: &str) -> Result<String> {
 /// Returns the URI of an export for NBD clients.
 fn uri(export: &Export) -> String {
     let path = export.nbd.trim_start_matches("unix:");
+    let path = utf8_percent_encode(path, RESERVED);
     format!("nbd+unix:///?socket={path}")
 }
 

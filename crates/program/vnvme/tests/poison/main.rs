@@ -9,6 +9,7 @@
 #[path = "../socket/common/mod.rs"]
 #[allow(dead_code, unused_imports)] // What the tests of the sockets use.
 mod common;
+mod export;
 mod lingering;
 
 use std::io::{Read, Write};

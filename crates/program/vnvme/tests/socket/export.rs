@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::common::*;
 use crate::failure_domains::{Domain, command, controller};
 use control::ClientError;
 use control::api::{Export, NewExport};
+use fuse_disk::{Fault, RequestKind};
 use serde_json::Value;
 
 const SIZE: u64 = 8 << 20;
@@ -316,6 +317,107 @@ fn writable_export_restores_a_disk() {
     assert!(fs::read(&disk).unwrap() == written);
 }
 
+/// A volume that does not answer keeps guests away: late writes of the restore would replace data
+/// of theirs.
+#[test]
+fn hanging_restore_keeps_guests_away() {
+    let test_dir = TestDir::new();
+    let Some(fuse) = breaking(
+        "export::hanging_restore_keeps_guests_away",
+        &test_dir,
+        SIZE as usize,
+    ) else {
+        return;
+    };
+    let disks = controller(&test_dir, "a", &[&text(&fuse.path())], "");
+    let domain = start(test_dir, &disks);
+    export(&domain, "a", true).unwrap();
+    let mut client = connected(&domain);
+    fuse.fail(RequestKind::Write, 0..4096, 1, Fault::Held);
+    let data = pattern(5, 4096);
+    // NBD_CMD_WRITE.
+    let head = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8];
+    let range = [&0u64.to_be_bytes()[..], &4096u32.to_be_bytes()].concat();
+    client
+        .write_all(&[&head, &range[..], &data].concat())
+        .unwrap();
+    assert!(fuse.wait_held(1, WAIT_TIMEOUT));
+    let ended = domain.client.unexport("a").unwrap_err();
+    assert!(ended.to_string().contains("accepts no guest"), "{ended}");
+    assert!(is_disconnected(client));
+    let socket = domain.test_dir.path("a.sock");
+    let waiting = std::thread::spawn(move || Host::up(&socket));
+    let error = domain.client.remove("a", true).unwrap_err().to_string();
+    assert!(error.contains("being restored"), "{error}");
+    assert!(!domain.client.disk("a").unwrap().attached);
+    fuse.release();
+    let mut guest = waiting.join().unwrap();
+    assert!(guest.read(1, 0, 4096) == data);
+    drop(guest);
+    drop(domain);
+    drop(fuse);
+}
+
+/// The process that gets the volume writes it, and this one's metadata of an image are outdated.
+#[test]
+fn export_ends_when_volume_is_handed_over() {
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("a.raw", SIZE);
+    let disks = controller(&test_dir, "a", &[&disk], "incoming = true");
+    let domain = start(test_dir, &disks);
+    let guest = domain.host("a");
+    export(&domain, "a", false).unwrap();
+    let client = connected(&domain);
+    drop(guest);
+    eventually("the export has ended", || {
+        domain.client.exports().unwrap().is_empty()
+    });
+    assert!(is_disconnected(client));
+    let (status, why) = refusal(export(&domain, "a", true));
+    assert!(status == 409 && why.contains("another process"), "{why}");
+}
+
+/// Sockets of disks that are not served now, of a service manager, and of the daemon itself.
+#[test]
+fn export_takes_no_socket_of_disk() {
+    let test_dir = TestDir::new();
+    let missing = text(&test_dir.path("missing.raw"));
+    let disks = controller(&test_dir, "a", &["mem://8M"], "")
+        + &controller(&test_dir, "b", &[&missing], "");
+    let domain = start(test_dir, &disks);
+    assert!(domain.error("b").is_some());
+    for (name, owner) in [("b.sock", "\"b\""), ("control", "control socket")] {
+        let refused = domain.client.export(&NewExport {
+            disk: "a".into(),
+            nsid: None,
+            nbd: format!("unix:{}", domain.test_dir.path(name).display()),
+            writable: false,
+        });
+        let (status, why) = refusal(refused);
+        assert!(status == 409 && why.contains(owner), "{status} {why}");
+    }
+    domain.test_dir.disk("missing.raw", SIZE);
+    domain.wait_served("b");
+    domain.host("b");
+}
+
+#[test]
+fn printed_uri_is_percent_encoded() {
+    let test_dir = TestDir::new();
+    let disks = controller(&test_dir, "a", &["mem://8M"], "");
+    let domain = start(test_dir, &disks);
+    let socket = domain.test_dir.path("a b.nbd");
+    let address = format!("unix:{}", socket.display());
+    let (code, said) = command(&domain, &["export", "a", "--nbd", &address]);
+    assert!(code == Some(0) && said.contains("/a%20b.nbd"), "{said}");
+    let uri = said.split_whitespace().find(|word| word.contains("://"));
+    let Some(info) = run("qemu-img", &["info", "--output=json", uri.unwrap()]) else {
+        return;
+    };
+    let info: Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(info["virtual-size"], SIZE);
+}
+
 #[test]
 fn impossible_exports_are_refused_with_reasons() {
     let test_dir = TestDir::new();
@@ -334,6 +436,9 @@ fn impossible_exports_are_refused_with_reasons() {
     };
     let good = address(&domain);
     let busy = format!("unix:{}", domain.test_dir.path("a.sock").display());
+    let other = domain.test_dir.path("other.sock");
+    let taken = format!("unix:{}", other.display());
+    let _other = UnixListener::bind(&other).unwrap();
     for ((status, why), expected, words) in [
         (at("c", None, &good, false), 404, "\"c\""),
         (at("a", Some(2), &good, false), 404, "no namespace 2"),
@@ -345,8 +450,9 @@ fn impossible_exports_are_refused_with_reasons() {
             400,
             "option allow",
         ),
+        (at("a", None, &busy, false), 409, "the socket of \"a\""),
         (
-            at("a", None, &busy, false),
+            at("a", None, &taken, false),
             409,
             "another server is listening",
         ),

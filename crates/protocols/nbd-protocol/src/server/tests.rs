@@ -15,6 +15,8 @@ struct Memory {
     bytes: Vec<u8>,
     bad: Option<std::ops::Range<u64>>,
     flushes: u32,
+    /// Offset from which on there is a hole.
+    hole: u64,
 }
 
 impl Memory {
@@ -27,6 +29,7 @@ impl Memory {
             bytes,
             bad: None,
             flushes: 0,
+            hole: SIZE / 2,
         }
     }
 
@@ -72,9 +75,8 @@ impl Storage for Memory {
     }
 
     fn allocation(&mut self, offset: u64, len: u64) -> (Allocation, u64) {
-        let half = 2 << 20;
-        if offset < half {
-            (Allocation::Data, len.min(half - offset))
+        if offset < self.hole {
+            (Allocation::Data, len.min(self.hole - offset))
         } else {
             (Allocation::Hole, len)
         }
@@ -402,6 +404,18 @@ fn failed_read_is_error_or_ends_connection() {
     assert!(matches!(result, Err(ServeError::HalfRead)));
 }
 
+/// Takes the extents of a range with block status off the front: lengths and flags.
+fn take_extents(received: &mut Vec<u8>, offset: u64) -> Vec<(u32, u32)> {
+    let (flags, kind, cookie, payload) = take_chunk(received);
+    let head = (chunk::DONE, chunk::BLOCK_STATUS, offset ^ 7);
+    assert_eq!((flags, kind, cookie), head);
+    assert_eq!(wire::u32_at(&payload, 0), Some(1));
+    let extents = payload[4..].chunks(8);
+    extents
+        .map(|one| (wire::u32_at(one, 0).unwrap(), wire::u32_at(one, 4).unwrap()))
+        .collect()
+}
+
 #[test]
 fn block_status_has_extents() {
     let half = 2 << 20;
@@ -417,16 +431,34 @@ fn block_status_has_extents() {
     let mut received = messages.run_well(&export(true), &mut Memory::new());
     skip_options(&mut received);
     for (_, offset, _, expected) in cases {
-        let (flags, kind, cookie, payload) = take_chunk(&mut received);
-        let head = (chunk::DONE, chunk::BLOCK_STATUS, offset ^ 7);
-        assert_eq!((flags, kind, cookie), head);
-        assert_eq!(wire::u32_at(&payload, 0), Some(1));
-        let extents: Vec<_> = payload[4..]
-            .chunks(8)
-            .map(|one| (wire::u32_at(one, 0).unwrap(), wire::u32_at(one, 4).unwrap()))
-            .collect();
-        assert_eq!(extents, expected);
+        assert_eq!(take_extents(&mut received, offset), expected);
     }
+}
+
+#[test]
+fn extents_end_with_blocks() {
+    let mut memory = Memory::new();
+    memory.hole = 1000;
+    let mut received = structured()
+        .request(0, command::BLOCK_STATUS, 0, 8192)
+        .run_well(&export(true), &mut memory);
+    skip_options(&mut received);
+    assert_eq!(take_extents(&mut received, 0), [(1024, 0), (7168, 3)]);
+}
+
+/// NBD protocol, "Command flags": a server that announces FUA accepts it with every command.
+#[test]
+fn fua_is_accepted_with_every_command_where_it_is_announced() {
+    let mut memory = Memory::new();
+    let mut received = structured()
+        .request(command::FUA, command::FLUSH, 0, 0)
+        .request(command::FUA, command::READ, 0, 512)
+        .request(command::FUA, command::BLOCK_STATUS, 0, 512)
+        .run_well(&export(false), &mut memory);
+    skip_options(&mut received);
+    assert_eq!(take_simple(&mut received, 0), 0);
+    assert!(take_read(&mut received, 0, 512).unwrap() == memory.bytes[..512]);
+    assert_eq!(take_extents(&mut received, 0), [(512, 0)]);
 }
 
 #[test]

@@ -50,11 +50,17 @@ impl Request {
     fn check(&self, export: &ExportInfo, negotiated: Negotiated) -> Result<(), u32> {
         let invalid = Err(wire::EINVAL as u32);
         let flags = match self.kind {
-            command::READ | command::FLUSH => 0,
-            command::WRITE | command::TRIM => command::FUA,
-            command::WRITE_ZEROES => command::FUA | command::NO_HOLE,
+            command::READ | command::FLUSH | command::WRITE | command::TRIM => 0,
+            command::WRITE_ZEROES => command::NO_HOLE,
             command::BLOCK_STATUS if negotiated.allocation => command::REQ_ONE,
             _ => return invalid,
+        };
+        // A server that announces FUA accepts the flag with every command (NBD protocol, "Command
+        // flags").
+        let flags = if export.read_only {
+            flags
+        } else {
+            flags | command::FUA
         };
         let is_change = !matches!(self.kind, command::READ | command::BLOCK_STATUS);
         if export.read_only && is_change {
@@ -269,6 +275,23 @@ impl<S: Read + Write> Connection<'_, S> {
         Ok(result)
     }
 
+    /// Returns the state at `at`, and the number of bytes up to `end` that have it. The extent ends
+    /// with a block or at `end`; a block that is a hole in part counts as data.
+    fn extent(&self, storage: &mut impl Storage, at: u64, end: u64) -> (Allocation, u64) {
+        let block = u64::from(self.export.block_size);
+        let (state, len) = storage.allocation(at, end - at);
+        let stop = at + len.clamp(1, end - at);
+        let whole = stop - stop % block;
+        if stop == end || stop == whole {
+            (state, stop - at)
+        } else if state == Allocation::Hole && whole > at {
+            (state, whole - at)
+        } else {
+            let stop = stop.next_multiple_of(block).min(end);
+            (Allocation::Data, stop - at)
+        }
+    }
+
     fn block_status(
         &mut self,
         request: &Request,
@@ -282,12 +305,11 @@ impl<S: Read + Write> Connection<'_, S> {
         let mut extents: Vec<(u64, u32)> = Vec::new();
         let mut at = request.offset;
         while at < request.end() {
-            let (state, len) = storage.allocation(at, request.end() - at);
+            let (state, len) = self.extent(storage, at, request.end());
             let flags = match state {
                 Allocation::Data => 0,
                 Allocation::Hole => allocation::HOLE | allocation::ZERO,
             };
-            let len = len.clamp(1, request.end() - at);
             let count = extents.len();
             match extents.last_mut() {
                 Some((last, same)) if *same == flags => *last += len,

@@ -112,6 +112,7 @@ fn values_of(option: &UrlOption, form: &'static str) -> Vec<&'static str> {
         "GUID" => vec!["01234567-89ab-cdef-0123-456789abcdef"],
         "PATH" => vec!["/dev/null"],
         "KEYSOURCE" => vec!["/run/key", "cred:disk"],
+        form if form.starts_with(|c: char| c.is_ascii_digit()) => vec![form],
         form if form.chars().all(|c| c.is_lowercase() || c == '-') => vec![form],
         form => panic!("{}={form} is no form that help knows", option.name),
     }
