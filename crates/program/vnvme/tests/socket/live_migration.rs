@@ -490,6 +490,12 @@ fn only_transitions_and_features_of_protocol_are_accepted() {
         refused(client.dirty_pages(BASE, 1 << 50, 4096).map(drop)),
         Errno::INVAL
     );
+    for (length, page_size) in [(1 << 63, 1 << 63), ((32 << 30) + 1, 1 << 30)] {
+        let report = client.dirty_pages(0, length, page_size);
+        assert_eq!(refused(report.map(drop)), Errno::INVAL);
+    }
+    let largest = client.dirty_pages(0, 32 << 30, 1 << 30);
+    assert_eq!(largest.unwrap().len(), 1);
     assert_eq!(client.dirty_pages(BASE, RAM, 4096).unwrap().len(), 64);
     assert_eq!(refused(client.read_state(10).map(drop)), Errno::INVAL);
     assert_eq!(refused(client.write_state(&[1])), Errno::INVAL);
