@@ -103,6 +103,7 @@ impl Controller {
             self.set_keep_alive(timeout);
         }
         self.engine.unpause();
+        self.deliver_events();
         self.admin.rearm();
         self.touch();
         self.settle();
