@@ -3,6 +3,8 @@
 
 use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig};
 use dma::{Memory, Prot};
+use nvme::cmd::NSID_BROADCAST;
+use nvme::log::Lid;
 use nvme::regs::{self, Aqa, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode};
 use std::sync::Arc;
@@ -18,6 +20,19 @@ const ACQ: u64 = 0x2000;
 const SHADOW: u64 = 0x3000;
 const RINGS: u64 = 0x1_0000;
 const DATA: u64 = 0x8_0000;
+/// Log pages of which the state has a part.
+const LOG_PAGES: [Lid; 10] = [
+    Lid::ERROR_INFORMATION,
+    Lid::SMART,
+    Lid::CHANGED_NAMESPACE_LIST,
+    Lid::DEVICE_SELF_TEST,
+    Lid::TELEMETRY_HOST,
+    Lid::TELEMETRY_CONTROLLER,
+    Lid::PERSISTENT_EVENT,
+    Lid::LBA_STATUS,
+    Lid::RESERVATION_NOTIFICATION,
+    Lid::SANITIZE_STATUS,
+];
 /// Size of the stream's header: magic, version, length and checksum.
 const HEADER: usize = 20;
 
@@ -85,8 +100,9 @@ fn controller(memory: &Memory, io: &Io) -> Option<Controller> {
     Some(controller)
 }
 
-/// Returns the state of an honest guest's controller, which has stopped.
-fn honest(memory: &Memory, io: &Io) -> Option<Vec<u8>> {
+/// Returns the state of an honest guest's controller, which has stopped, and the tails of its
+/// queues.
+fn honest(memory: &Memory, io: &Io) -> Option<(Vec<u8>, [u32; QUEUES as usize + 1])> {
     let mut guest = Guest {
         controller: controller(memory, io)?,
         tails: [0; QUEUES as usize + 1],
@@ -128,7 +144,7 @@ fn honest(memory: &Memory, io: &Io) -> Option<Vec<u8>> {
     guest.controller.pause();
     guest.poll(io);
     assert!(guest.controller.is_quiet());
-    guest.controller.save_stream().ok()
+    Some((guest.controller.save_stream().ok()?, guest.tails))
 }
 
 /// Returns a stream with this payload, whose header is right.
@@ -173,10 +189,10 @@ pub fn migration(input: &[u8]) {
 fn run(input: &[u8]) -> Option<()> {
     let memory = Memory::anonymous(MEMORY).ok()?;
     let io = Io::new(IoOptions::default());
-    let honest = honest(&memory, &io)?;
+    let (honest, tails) = honest(&memory, &io)?;
     let mut guest = Guest {
         controller: controller(&memory, &io)?,
-        tails: [0; QUEUES as usize + 1],
+        tails,
         cid: 100,
     };
     guest.controller.pause();
@@ -190,6 +206,17 @@ fn run(input: &[u8]) -> Option<()> {
             guest.submit(qid, Command::new(NvmOpcode::FLUSH.0, 0, 1));
         }
         guest.poll(&io);
+        for lid in LOG_PAGES {
+            let mut command = Command::new(AdminOpcode::GET_LOG_PAGE.0, 0, NSID_BROADCAST);
+            // A page of 4 KiB, with Retain Asynchronous Event.
+            command.cdw10 = (u32::from(lid.0) | 1 << 15 | 1023 << 16).into();
+            command.set_prps(DATA, 0);
+            guest.submit(0, command);
+        }
+        guest.poll(&io);
+        let stats = guest.controller.stats();
+        let admin = stats.queues.first().map_or(0, |q| q.commands.get());
+        assert!(admin > LOG_PAGES.len() as u64 || !input.is_empty());
         guest.controller.take_dirty(0, MEMORY as u64, &mut |_| ());
         guest.controller.arm();
         guest.controller.pause();

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 const WORDS: usize = 64;
 /// Number of pages in a chunk.
 const PAGES: u64 = WORDS as u64 * 64;
-/// Maximum number of chunks of a page set: those of 1 TiB. A client may map the same memory at many
-/// addresses, so the size of its memory does not bound the log.
+/// Maximum number of chunks of a log: those of 1 TiB, which take 32 MiB. A client may map the same
+/// memory at many addresses, so the size of its memory does not bound the log.
 const MAX_CHUNKS: usize = 1 << 16;
 
 type Chunk = [u64; WORDS];
@@ -96,13 +96,16 @@ pub(crate) struct DirtyLog {
 impl DirtyLog {
     /// Marks the page of an address that is about to be written.
     pub(crate) fn mark(&mut self, iova: u64) {
+        if self.is_full {
+            return;
+        }
         self.marked.insert(iova / PAGE);
         self.bound();
     }
 
     /// Marks pages that were written, and are written by no command.
     pub(crate) fn mark_written(&mut self, iova: u64, len: u64) {
-        let Some(before_end) = len.checked_sub(1) else {
+        let Some(before_end) = len.checked_sub(1).filter(|_| !self.is_full) else {
             return;
         };
         let last = iova.saturating_add(before_end) / PAGE;
@@ -113,7 +116,8 @@ impl DirtyLog {
     }
 
     fn bound(&mut self) {
-        if self.marked.0.len() > MAX_CHUNKS || self.settled.0.len() > MAX_CHUNKS {
+        let sets = [&self.marked, &self.ending, &self.settled];
+        if sets.map(|set| set.0.len()).iter().sum::<usize>() > MAX_CHUNKS {
             *self = DirtyLog {
                 is_full: true,
                 ..DirtyLog::default()
@@ -141,13 +145,14 @@ impl DirtyLog {
 
     /// Removes settled pages of an address range, and calls `each` with the address of every one.
     pub(crate) fn take(&mut self, iova: u64, last: u64, each: &mut dyn FnMut(u64)) {
-        let (first, last) = (iova / PAGE, last / PAGE);
-        if self.is_full {
-            (first..=last).for_each(|page| each(page * PAGE));
-        } else {
-            self.settled
-                .take(first, last, &mut |page| each(page * PAGE));
-        }
+        self.settled
+            .take(iova / PAGE, last / PAGE, &mut |page| each(page * PAGE));
+    }
+
+    /// Returns whether the log had no room. Then it has no pages, and every mapped one counts as
+    /// written.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_full
     }
 }
 
@@ -243,14 +248,37 @@ mod tests {
     }
 
     #[test]
-    fn full_log_reports_all_pages() {
-        let mut log = DirtyLog::default();
+    fn full_log_reports_all_mapped_pages() {
+        let mut map = map();
+        map.start_dirty_log();
         for chunk in 0..=MAX_CHUNKS as u64 {
+            map.note_written(chunk * PAGES * PAGE, 1);
+        }
+        for _ in 0..2 {
+            assert_eq!(dirty(&mut map), Vec::from_iter(0..256));
+            // Only mapped pages are visited, so that the largest range takes no longer.
+            let mut pages = Vec::new();
+            map.take_dirty(0, u64::MAX, &mut |iova| pages.push(iova));
+            assert_eq!((pages.len(), pages.first()), (256, Some(&BASE)));
+            pages.clear();
+            map.take_dirty(BASE - PAGE, 3 * PAGE, &mut |iova| pages.push(iova));
+            assert_eq!(pages, [BASE, BASE + PAGE]);
+            map.note_written(BASE, PAGE);
+        }
+    }
+
+    #[test]
+    fn sets_of_log_share_its_room() {
+        let mut log = DirtyLog::default();
+        for chunk in 0..MAX_CHUNKS as u64 / 2 {
             log.mark(chunk * PAGES * PAGE);
         }
-        let mut count = 0;
-        log.settle(|| true, || ());
-        log.take(0, 10 * PAGE - 1, &mut |_| count += 1);
-        assert_eq!(count, 10);
+        log.settle(|| false, || ());
+        for chunk in MAX_CHUNKS as u64 / 2..MAX_CHUNKS as u64 {
+            log.mark_written(chunk * PAGES * PAGE, PAGE);
+        }
+        assert!(!log.is_full());
+        log.mark_written(u64::MAX - PAGE, PAGE);
+        assert!(log.is_full() && log.marked.is_empty() && log.settled.is_empty());
     }
 }

@@ -394,6 +394,13 @@ impl DmaMap {
             || epochs.borrow_mut().retire(Vec::new()),
         );
         log.take(iova, last, each);
+        if log.is_full() {
+            let windows = self.windows.between(iova, last);
+            for window in windows.filter(|window| window.prot.write) {
+                let pages = window.start.max(iova) / PAGE..=window.last.min(last) / PAGE;
+                pages.for_each(|page| each(page * PAGE));
+            }
+        }
     }
 
     /// Returns the number of changes; rings and caches that were resolved at a different value must

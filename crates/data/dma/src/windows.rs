@@ -53,6 +53,16 @@ impl Windows {
         self.chunks.iter().flatten()
     }
 
+    /// Returns the windows that lie in a range of addresses, both inclusive, at least in part.
+    pub(crate) fn between(&self, first: u64, last: u64) -> impl Iterator<Item = &WindowEntry> {
+        let from = self.firsts.partition_point(|start| *start <= first);
+        let chunks = self.chunks.get(from.saturating_sub(1)..);
+        let windows = chunks.unwrap_or_default().iter().flatten();
+        windows
+            .skip_while(move |window| window.last < first)
+            .take_while(move |window| window.start <= last)
+    }
+
     /// Returns the window with the highest first address that is not above `iova`.
     pub(crate) fn at_or_below(&self, iova: u64) -> Option<&WindowEntry> {
         let chunk = self.firsts.partition_point(|first| *first <= iova);

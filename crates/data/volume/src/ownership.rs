@@ -100,7 +100,8 @@ pub struct Ownership {
     volume: Arc<dyn Volume>,
     /// Maximum time for which a started disk waits until another process has released the lock.
     take_timeout: Duration,
-    /// Whether the disk releases the lock when it has no front-end.
+    /// Whether the disk releases the lock when it has no front-end. A disk that has handed its
+    /// volume over does so from then on.
     is_incoming: bool,
     state: State,
     /// Whether a started queue needs the lock.
@@ -319,6 +320,8 @@ impl Ownership {
                     self.say_kept(&why);
                 }
                 self.state = State::Free;
+                // The former source waits for its guest as a destination does.
+                self.is_incoming = true;
                 if self.is_wanted {
                     self.begin_to_take();
                 }

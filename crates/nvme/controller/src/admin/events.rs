@@ -103,7 +103,12 @@ impl Controller {
         self.deliver_events();
     }
 
-    fn deliver_events(&mut self) {
+    /// Completes parked requests with the events that wait for them. While the controller is
+    /// paused, nothing is posted: the destination of a migration may have its state already.
+    pub(crate) fn deliver_events(&mut self) {
+        if self.is_paused() {
+            return;
+        }
         while let Some((cid, event)) = self.admin.events.next() {
             self.finish_admin(cid, Status::SUCCESS, event.into_bits());
         }

@@ -103,6 +103,7 @@ impl Controller {
             self.set_keep_alive(timeout);
         }
         self.engine.unpause();
+        self.deliver_events();
         self.admin.rearm();
         self.touch();
         self.settle();
@@ -185,8 +186,8 @@ impl Controller {
         if self.state != LifecycleState::Disabled || !self.is_paused() {
             return Err(RestoreError::Contradiction("the controller is in use"));
         }
-        let moved = MovedState::decode(stream)?;
-        self.load(&moved)?;
+        let mut moved = MovedState::decode(stream)?;
+        self.load(&mut moved)?;
         self.touch();
         self.settle();
         Ok(())

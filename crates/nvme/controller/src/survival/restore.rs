@@ -229,12 +229,13 @@ impl Controller {
     }
 
     /// Takes over the state of a guest that has migrated here.
-    pub(crate) fn load(&mut self, moved: &MovedState) -> Result<(), RestoreError> {
-        let saved = &moved.control;
-        if let Some(why) = not_movable(saved) {
+    pub(crate) fn load(&mut self, moved: &mut MovedState) -> Result<(), RestoreError> {
+        if let Some(why) = not_movable(&moved.control) {
             return Err(RestoreError::Contradiction(why));
         }
         let identity = self.identity();
+        moved.limit(&identity)?;
+        let saved = &moved.control;
         saved.identity.check(&identity, &[])?;
         let count = identity.namespaces.len();
         same(

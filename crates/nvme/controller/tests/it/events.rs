@@ -2,9 +2,12 @@
 
 use crate::common::*;
 use controller::ControllerConfig;
-use nvme::aen::{AsyncEvent, ErrorEvent, SmartEvent};
+use nvme::aen::{AsyncEvent, ErrorEvent, Notice, SmartEvent};
 use nvme::feature::Fid;
+use nvme::log::Lid;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use volume::{Effect, Fault, OpKind};
 
@@ -66,6 +69,43 @@ fn events_and_event_requests_wait_for_each_other() {
     h.run();
     assert!(h.reap(0).is_none());
     assert_eq!(h.log(2, 512, 0, true).1[0], 0);
+}
+
+#[test]
+fn paused_controller_posts_no_events() {
+    let size = Arc::new(AtomicU64::new(1 << 20));
+    let told = size.clone();
+    let volume = described(mem(4 << 20), move |info| volume::Info {
+        size: told.load(Ordering::Relaxed),
+        ..info
+    });
+    let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
+    h.set_feature(Fid::ASYNC_EVENT_CONFIG, 1 << 8);
+    let parked = [h.submit(0, aer()), h.submit(0, aer())];
+    h.run();
+    h.c.pause();
+    h.run();
+    assert!(h.c.is_quiet());
+    size.store(2 << 20, Ordering::Relaxed);
+    assert!(h.c.check_sizes());
+    h.set32(Host::doorbell(9, false), 1);
+    h.run();
+    assert!(h.reap(0).is_none());
+    assert!(h.c.is_quiet());
+    h.c.unpause();
+    h.run();
+    let all: Vec<(u16, u32)> = h
+        .reap_all(0)
+        .iter()
+        .map(|e| (e.cid.get(), e.dw0.get()))
+        .collect();
+    let resized = AsyncEvent::notice(
+        Notice::NAMESPACE_ATTRIBUTE_CHANGED,
+        Lid::CHANGED_NAMESPACE_LIST,
+    );
+    let doorbell = AsyncEvent::error(ErrorEvent::INVALID_DOORBELL_REGISTER);
+    let events = [resized, doorbell].map(|event| event.into_bits());
+    assert_eq!(all, [(parked[0], events[0]), (parked[1], events[1])]);
 }
 
 #[test]

@@ -276,7 +276,9 @@ impl NvmeDevice {
 
     /// Has the volume's lock taken, if the guest needs it.
     fn look_after_lock(&mut self) {
-        let lacks = |live: &LiveMigration| live.lacks_lock(&self.controller);
+        let controller = &self.controller;
+        let lacks =
+            |live: &LiveMigration| live.lacks_lock(controller) || live.may_lack_lock(controller);
         self.is_settling |= self.live.as_ref().is_some_and(lacks);
     }
 
@@ -696,6 +698,7 @@ impl Device for NvmeDevice {
         if let Some(live) = &mut self.live {
             live.reset(&mut self.controller);
         }
+        self.is_settling = true;
         Ok(self.outcome(WaitReason::Reset))
     }
 

@@ -22,7 +22,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct HandOver {
     /// Only volume of the disk.
     pub volume: Arc<dyn Volume>,
-    /// Whether the disk releases the lock when it has no client (option `incoming`).
+    /// Whether the disk releases the lock when it has no client (option `incoming`). One that has
+    /// released it once does so in any case.
     pub is_incoming: bool,
     /// Shown to other threads: another process may write the volume.
     pub shown: Arc<AtomicBool>,
@@ -52,6 +53,8 @@ pub struct LiveMigration {
     step: Step,
     /// Result of the last attempt to take the lock, if it was refused.
     refused: bool,
+    /// Whether no other process can continue with the client at present.
+    has_suspended: bool,
     /// State of the controller: what is left to be read, or what was written.
     stream: Vec<u8>,
     /// Number of bytes of the stream that were read.
@@ -74,20 +77,34 @@ impl LiveMigration {
         if !ownership.is_held() {
             controller.pause();
         }
-        LiveMigration {
+        let mut live = LiveMigration {
             ownership,
             state: MigrationState::Running,
             wanted: MigrationState::Running,
             step: Step::No,
             refused: false,
+            has_suspended: false,
             stream: Vec::new(),
             read: 0,
+        };
+        live.suspend_survival(controller);
+        live
+    }
+
+    /// Lets no other process continue with the client while the guest migrates, and while the disk
+    /// does not have the lock, which that process would have to take first.
+    fn suspend_survival(&mut self, controller: &mut Controller) {
+        let is_suspended = self.state != MigrationState::Running
+            || controller.is_logging()
+            || !self.ownership.is_held();
+        if std::mem::replace(&mut self.has_suspended, is_suspended) != is_suspended {
+            controller.suspend_survival(is_suspended);
         }
     }
 
     /// Returns whether the device can migrate with this controller: its only namespace is on the
     /// volume whose lock can be handed over.
-    pub fn is_offered(&self, controller: &Controller) -> bool {
+    fn can_migrate(&self, controller: &Controller) -> bool {
         controller.cannot_migrate().is_none() && controller.is_only_volume(self.ownership.volume())
     }
 
@@ -100,6 +117,15 @@ impl LiveMigration {
         is_idle && !controller.namespaces().any(has_it)
     }
 
+    /// Returns whether requests of the migration are accepted: the device can migrate, or a
+    /// migration has begun, which has to be ended even if the device cannot migrate any more.
+    pub fn is_offered(&self, controller: &Controller) -> bool {
+        self.state != MigrationState::Running
+            || self.step != Step::No
+            || controller.is_logging()
+            || self.can_migrate(controller)
+    }
+
     /// Returns whether the guest waits for the lock outside of a migration: it uses a disk that has
     /// not taken its lock, or has handed it over.
     pub fn lacks_lock(&self, controller: &Controller) -> bool {
@@ -109,6 +135,14 @@ impl LiveMigration {
     /// Returns whether the disk has the lock and keeps it without a client.
     pub fn keeps_lock(&self) -> bool {
         self.ownership.is_kept()
+    }
+
+    /// Returns whether the guest may wait for the lock when a reset of the controller has ended,
+    /// because it has enabled the controller meanwhile.
+    pub fn may_lack_lock(&self, controller: &Controller) -> bool {
+        self.state == MigrationState::Running
+            && !self.ownership.is_held()
+            && controller.is_resetting()
     }
 
     /// Continues what goes on without a request of the client: a guest without the lock gets it,
@@ -126,6 +160,8 @@ impl LiveMigration {
             self.ownership.take();
             return true;
         }
+        // The guest does not wait any more. Its next start is another attempt.
+        self.refused = false;
         if !has_client && self.ownership.is_idle() {
             if controller.is_resetting() {
                 return true;
@@ -138,7 +174,9 @@ impl LiveMigration {
             controller.check_sizes();
             controller.unpause();
         }
-        self.ownership.deadline().is_some() || self.ownership.is_waiting()
+        self.ownership.deadline().is_some()
+            || self.ownership.is_waiting()
+            || self.may_lack_lock(controller)
     }
 
     /// Advances the flush before the release, and the thread that works on the lock.
@@ -167,6 +205,7 @@ impl LiveMigration {
             }
             None => {}
         }
+        self.suspend_survival(controller);
     }
 
     /// Resets the state when the device is reset, or its client has left.
@@ -179,7 +218,7 @@ impl LiveMigration {
         if self.ownership.is_held() {
             controller.unpause();
         }
-        controller.suspend_survival(controller.is_logging());
+        self.suspend_survival(controller);
     }
 
     fn forget_stream(&mut self) {
@@ -221,6 +260,11 @@ impl LiveMigration {
                 Ok(true)
             }
             (MigrationState::Resuming, _) => self.load(controller),
+            (_, MigrationState::StopCopy | MigrationState::Resuming)
+                if self.step == Step::No && !self.can_migrate(controller) =>
+            {
+                Err(Errno::NOTSUP)
+            }
             (_, MigrationState::StopCopy) => self.save(controller),
             (_, MigrationState::Resuming) => {
                 if self.step == Step::No {
@@ -246,11 +290,7 @@ impl LiveMigration {
             }
             return Err(Errno::BUSY);
         }
-        if !controller.is_quiet() {
-            return Ok(false);
-        }
-        controller.suspend_survival(true);
-        Ok(true)
+        Ok(controller.is_quiet())
     }
 
     fn save(&mut self, controller: &mut Controller) -> Result<bool, Errno> {
@@ -308,8 +348,15 @@ impl LiveMigration {
         }
         controller.check_sizes();
         controller.unpause();
-        controller.suspend_survival(controller.is_logging());
         Ok(true)
+    }
+}
+
+impl NvmeDevice {
+    fn suspend_survival(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.suspend_survival(&mut self.controller);
+        }
     }
 }
 
@@ -356,7 +403,7 @@ impl Migration for NvmeDevice {
             return Err(Errno::BUSY);
         }
         self.controller.start_dirty_log();
-        self.controller.suspend_survival(true);
+        self.suspend_survival();
         // Writes of outstanding commands are in no log, and the VMM copies them after the answer.
         Ok(self.outcome(WaitReason::Unmap))
     }
@@ -366,8 +413,7 @@ impl Migration for NvmeDevice {
             return Err(Errno::INVAL);
         }
         self.controller.stop_dirty_log();
-        let is_running = self.state() == MigrationState::Running;
-        self.controller.suspend_survival(!is_running);
+        self.suspend_survival();
         Ok(())
     }
 
@@ -382,5 +428,111 @@ impl Migration for NvmeDevice {
         }
         self.controller.take_dirty(iova, length, each);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use controller::{ControllerConfig, NamespaceConfig};
+    use dma::{Memory, Prot};
+    use nvme::regs::{self, Aqa, Cc, Csts};
+    use std::path::Path;
+    use std::time::Instant;
+    use volume::{FileOptions, FileVolume, Io, IoOptions, OpenOptions, Registry};
+
+    const MEMORY: u64 = 1 << 16;
+
+    fn incoming(path: &Path) -> Arc<dyn Volume> {
+        let options = OpenOptions {
+            incoming: true,
+            ..OpenOptions::default()
+        };
+        let opened = Registry::<()>::new().open(path.to_str().unwrap(), options);
+        opened.unwrap().volume
+    }
+
+    /// An incoming disk with a client, which gives up at once if the lock is not free.
+    struct Disk {
+        live: LiveMigration,
+        controller: Controller,
+        io: Io,
+    }
+
+    impl Disk {
+        fn new(volume: Arc<dyn Volume>) -> Self {
+            let io = Io::new(IoOptions::default());
+            let namespaces = vec![NamespaceConfig::new(1, volume.clone())];
+            let mut controller =
+                Controller::new(1, ControllerConfig::default(), namespaces, &io).unwrap();
+            let memory = Memory::anonymous(MEMORY as usize).unwrap();
+            let backing = Some((memory, 0));
+            controller.dma_map(0, MEMORY, backing, Prot::RW).unwrap();
+            controller.config_write(4, &[6, 0]);
+            let hand_over = HandOver {
+                volume: volume.clone(),
+                is_incoming: true,
+                shown: Arc::default(),
+            };
+            let mut live = LiveMigration::new(hand_over, Waker::noop().clone(), &mut controller);
+            let waker = Waker::noop().clone();
+            live.ownership = Ownership::new(volume, Duration::ZERO, waker, Arc::default());
+            Disk {
+                live,
+                controller,
+                io,
+            }
+        }
+
+        fn enable(&mut self, is_enabled: bool) {
+            let aqa = Aqa::new().with_asqs_z(31).with_acqs_z(31);
+            let cc = Cc::new().with_en(is_enabled).with_iosqes(6).with_iocqes(4);
+            let c = &mut self.controller;
+            c.bar0_write(regs::AQA, &aqa.into_bits().to_le_bytes());
+            c.bar0_write(regs::ASQ, &0x1000u64.to_le_bytes());
+            c.bar0_write(regs::ACQ, &0x2000u64.to_le_bytes());
+            c.bar0_write(regs::CC, &cc.into_bits().to_le_bytes());
+        }
+
+        /// Continues until nothing is left to do. Returns CSTS.
+        fn settle(&mut self) -> Csts {
+            let limit = Instant::now() + Duration::from_secs(60);
+            while self.live.settle(&mut self.controller, true) {
+                self.io
+                    .poll(&mut |completion| self.controller.complete(completion));
+                self.controller.poll(Instant::now());
+                assert!(Instant::now() < limit);
+                std::thread::yield_now();
+            }
+            let mut csts = [0; 4];
+            self.controller.bar0_read(regs::CSTS, &mut csts);
+            Csts::from_bits(u32::from_le_bytes(csts))
+        }
+    }
+
+    #[test]
+    fn refusal_concerns_the_guest_that_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.raw");
+        std::fs::File::create(&path)
+            .unwrap()
+            .set_len(1 << 20)
+            .unwrap();
+        let other = FileVolume::open(&path, FileOptions::default()).unwrap();
+        let mut disk = Disk::new(incoming(&path));
+        assert!(!disk.settle().cfs());
+        disk.enable(true);
+        assert!(disk.settle().cfs() && disk.controller.is_paused());
+        disk.enable(false);
+        assert!(!disk.settle().cfs());
+        // The guest gives up before the refusal is known.
+        disk.enable(true);
+        assert!(disk.live.settle(&mut disk.controller, true));
+        disk.enable(false);
+        disk.settle();
+        drop(other);
+        disk.enable(true);
+        let csts = disk.settle();
+        assert!(csts.rdy() && !csts.cfs() && !disk.controller.is_paused());
     }
 }

@@ -325,6 +325,44 @@ fn disk_with_keeper_migrates_and_survives_afterwards() {
 }
 
 #[test]
+fn restarted_incoming_disk_waits_for_lock_again() {
+    let servers = Servers::start_with("process", "");
+    let (ram, second) = (memory(), memory());
+    let mut guest = Guest::boot(servers.connect("a", &ram), ram, 1, false);
+    // The client of the incoming disk waits, and the source has the lock.
+    let target = servers.connect("b", &second);
+    keeper::kill_serving(&servers.daemons[1]);
+    drop(target);
+    guest.migrate(&servers, "b");
+    guest.migrate(&servers, "a");
+    drop(guest);
+    servers.end();
+}
+
+#[test]
+fn former_source_gives_volume_up_after_failed_way_back() {
+    let servers = Servers::start("");
+    let ram = memory();
+    let mut guest = Guest::boot(servers.connect("a", &ram), ram, 1, false);
+    guest.migrate(&servers, "b");
+    let mut moved = guest.begin(&servers, "a");
+    guest.submit_writes();
+    let state = moved.stop(&mut guest.host.link, &GUEST).unwrap();
+    // The former source gets its volume again, and its client leaves.
+    let mut target = moved.cancel();
+    vmm::load(&mut target, &state).unwrap();
+    let client = &mut target.client;
+    client.set_migration_state(MigrationState::Running).unwrap();
+    drop(target);
+    let client = &mut guest.host.link.client;
+    client.set_migration_state(MigrationState::Running).unwrap();
+    client.stop_log().unwrap();
+    guest.go_on();
+    guest.migrate(&servers, "a");
+    servers.end();
+}
+
+#[test]
 fn cancelled_migration_leaves_guest_at_source() {
     let servers = Servers::start("");
     let ram = memory();
@@ -490,6 +528,12 @@ fn only_transitions_and_features_of_protocol_are_accepted() {
         refused(client.dirty_pages(BASE, 1 << 50, 4096).map(drop)),
         Errno::INVAL
     );
+    for (length, page_size) in [(1 << 63, 1 << 63), ((32 << 30) + 1, 1 << 30)] {
+        let report = client.dirty_pages(0, length, page_size);
+        assert_eq!(refused(report.map(drop)), Errno::INVAL);
+    }
+    let largest = client.dirty_pages(0, 32 << 30, 1 << 30);
+    assert_eq!(largest.unwrap().len(), 1);
     assert_eq!(client.dirty_pages(BASE, RAM, 4096).unwrap().len(), 64);
     assert_eq!(refused(client.read_state(10).map(drop)), Errno::INVAL);
     assert_eq!(refused(client.write_state(&[1])), Errno::INVAL);

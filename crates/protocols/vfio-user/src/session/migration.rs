@@ -97,11 +97,12 @@ impl Session {
         {
             return Err(Errno::INVAL);
         }
-        let words = (before_end / page_size / 64).saturating_add(1);
+        // Larger pages do not make a report cover more, because the device looks at all of its own.
         let limit = self.told.as_ref().map_or(0, |told| told.max_data_xfer_size);
-        if words > limit / 8 {
+        if before_end / DIRTY_PAGE / 64 >= limit / 8 {
             return Err(Errno::INVAL);
         }
+        let words = before_end / page_size / 64 + 1;
         let mut bitmap = vec![0u64; words as usize];
         let size =
             size_of::<wire::DeviceFeature>() + range.as_bytes().len() + bitmap.as_bytes().len();
