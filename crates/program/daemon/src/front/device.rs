@@ -227,6 +227,8 @@ impl NvmeDevice {
             // The last owner of the volume closes it.
             sync::discard(self.live.take());
             self.controller.unpause();
+            let is_logging = self.controller.is_logging();
+            self.controller.suspend_survival(is_logging);
         }
         if let Some(live) = &mut self.live {
             left |= live.settle(&mut self.controller, self.has_client);
