@@ -46,14 +46,20 @@ impl Servers {
     }
 
     fn start_with(keeper: &str, more: &str) -> Self {
+        Self::start_on("", keeper, more)
+    }
+
+    /// `options`: those of the volume's URL.
+    fn start_on(options: &str, keeper: &str, more: &str) -> Self {
         let test_dir = TestDir::new();
         test_dir.disk("disk.raw", DISK);
         let mut servers = Self {
             test_dir,
             daemons: Vec::new(),
         };
-        servers.add("a", keeper, more);
-        servers.add("b", keeper, &format!("incoming = true\n{more}"));
+        servers.add("a", options, keeper, more);
+        let incoming = format!("incoming = true\n{more}");
+        servers.add("b", options, keeper, &incoming);
         servers
     }
 
@@ -61,9 +67,10 @@ impl Servers {
         self.test_dir.path(&format!("{name}.sock"))
     }
 
-    fn add(&mut self, name: &str, keeper: &str, more: &str) {
+    fn add(&mut self, name: &str, options: &str, keeper: &str, more: &str) {
         let config = self.test_dir.path(&format!("{name}.toml"));
-        let (socket, disk) = (self.socket(name), self.test_dir.path("disk.raw"));
+        let socket = self.socket(name);
+        let disk = text(&self.test_dir.path("disk.raw")) + options;
         let neighbour = self.socket(&format!("{name}-neighbour"));
         let text_of_file = format!(
             "[[controller]]\nsocket = {socket:?}\nserial = \"VM1\"\nio-queues = 64\n{more}\n\
@@ -595,5 +602,34 @@ fn guest_boots_from_incoming_disk_when_volume_is_free() {
     let first = servers.daemons.remove(0);
     assert!(first.end().status.success());
     other.join().unwrap();
+    servers.end();
+}
+
+/// Commands that the device has fetched end before its state is saved, however long they take.
+#[test]
+fn outstanding_commands_end_before_guest_moves() {
+    let servers = Servers::start_on("?iops=50&burst=1ms", "off", "");
+    back_and_forth(&servers, 1, false, 2);
+    servers.end();
+}
+
+#[test]
+fn stopped_disk_executes_nothing_until_it_runs() {
+    let servers = Servers::start("");
+    let ram = memory();
+    let mut guest = Guest::boot(servers.connect("a", &ram), ram, 1, false);
+    let client = &mut guest.host.link.client;
+    client.set_migration_state(MigrationState::Stop).unwrap();
+    guest.submit_writes();
+    // More rounds of the worker than a write takes.
+    for _ in 0..1000 {
+        let state = guest.host.link.client.migration_state().unwrap();
+        assert_eq!(state, MigrationState::Stop as u32);
+    }
+    assert!(guest.host.poll(1).unwrap().is_none());
+    let client = &mut guest.host.link.client;
+    client.set_migration_state(MigrationState::Running).unwrap();
+    guest.go_on();
+    drop(guest);
     servers.end();
 }
