@@ -2,9 +2,7 @@
 
 use super::in_use;
 use crate::bind::Host;
-#[cfg(feature = "vhost-user-blk")]
-use anyhow::Context;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use daemon::open::devices::DeviceRegistry;
 use daemon::open::kinds;
 use load::device::DeviceTarget;

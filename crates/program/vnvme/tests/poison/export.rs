@@ -118,6 +118,10 @@ fn lingering_sockets_hold_up_neither_end_of_export_nor_volume() {
     ));
     let flags = attack("handshake flags", Vec::new(), vec![0, 0, 0, 3]);
     let connected = exporting.raid(CLIENTS, &flags, &poison);
+    // None of them waits in the backlog, which has room for the others only.
+    eventually("all were accepted", || {
+        exporting.client.exports().unwrap()[0].clients == CLIENTS as u32
+    });
     let others = exporting.raid(CLIENTS + 4, &flags, &poison);
     let is_refused = |line: &str| line.contains("refused a client");
     exporting.daemon.wait_log(is_refused);
