@@ -46,8 +46,11 @@ if [ "$debian" = "$(dpkg --print-architecture)" ] && command -v strip >/dev/null
 fi
 
 # As dpkg-gencontrol counts: files in KiB, rounded up, and 1 for each directory.
-size=$(find "$tree" -printf '%y %s\n' |
-    awk '{ if ($1 == "f") sum += int(($2 + 1023) / 1024); else sum += 1 } END { print sum }')
+size=0
+for bytes in $(find "$tree" -type f -printf '%s\n'); do
+    size=$((size + (bytes + 1023) / 1024))
+done
+size=$((size + $(find "$tree" ! -type f | wc -l)))
 mkdir "$tree/DEBIAN"
 cat >"$tree/DEBIAN/control" <<CONTROL
 Package: vnvme
